@@ -131,7 +131,10 @@ def toy(site: Path) -> Iterator[Any]:
     registry.load("tasks")
     module = sys.modules["shoal_toy_tasks"]
     yield module
-    assert all(task.process.returncode is not None for task in module.tasks)
+    left = [task for task in module.tasks if task.process.returncode is None]
+    for task in left:
+        task.end()  # a test that failed, or does not end its tasks, harms no other
+    assert not left
 
 
 class Bench:

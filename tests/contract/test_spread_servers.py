@@ -22,7 +22,7 @@ from shoal.launchers.base import Exit, Role
 from shoal.launchers.node_agent import NodeAgent
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
-from tests.contract.test_carriers import Bench, toy
+from tests.contract.test_carriers import Bench, gone, toy
 from tests.contract.test_plugin import site
 from tests.ray_nodes import listens, own_address
 from tests.support.models import wide
@@ -71,6 +71,7 @@ def test_a_server_is_started_beside_a_worker_and_again_at_the_same_address(
         assert bench.end_of(token).name == "server-1"
     assert bench.launcher.poll() == {}  # the workers live
     token = bench.launcher.start_at(found, role)
+    started = psutil.Process(agent.process.pid).children()
     agent.process.kill()
     ended: dict[str, Exit] = {}
     while len(ended) < 2:
@@ -79,6 +80,7 @@ def test_a_server_is_started_beside_a_worker_and_again_at_the_same_address(
     assert set(workers) & set(ended)
     assert "hung up" in found.lost
     assert bench.launcher.nodes() == ["a"]
+    assert gone(started)  # they accept nothing any more
     with pytest.raises(ConnectionRefusedError):
         ask(found.address)
     late = bench.launcher.start_at(found, role)
