@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from shoal.clusters import ResourceRequest, Spark
 from shoal.clusters import spark as module
 from shoal.clusters.finding import find_cluster
 from shoal.clusters.spark import address, refuse, workers_now
-from shoal.errors import ConfigError, PlanError
+from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.facts import MachineFacts, NodeFacts
 from shoal.jvm_errors import cause
 from tests.habits.cases import data, make_model
@@ -133,6 +134,35 @@ def test_workers_begin_in_free_slots(
     request_: ResourceRequest, busy: int, taken: int, workers: int
 ) -> None:
     assert workers_now(facts(busy=busy), request_, taken) == workers
+
+
+def test_runs_of_other_threads_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CLAIMS", module._Claims())
+    cluster: Any = Spark(wait_s=0)
+    here, there = threading.Event(), threading.Event()
+    looks = iter(range(100))
+
+    def read_session(context: Any) -> SessionFacts:
+        # The other thread gives its slots back while this one looks for some.
+        if threading.current_thread() is threading.main_thread() and next(looks) == 2:
+            there.set()
+            thread.join()
+        return facts()
+
+    session: Any = SimpleNamespace(read_session=read_session)
+
+    def hold() -> None:
+        workers = cluster._claim(session, None, asked(2, 2))
+        here.set()
+        assert there.wait(30)
+        module._CLAIMS.release(workers)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert here.wait(30)
+    assert cluster._claim(session, None, asked(1, 2)) == 2
+    with pytest.raises(ClusterError, match="Expected 1 that are free"):
+        cluster._claim(session, None, asked(1, 2))  # its own run would never end
 
 
 def test_with_dynamic_allocation_the_least_number_is_requested_at_once() -> None:

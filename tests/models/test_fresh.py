@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -67,3 +69,28 @@ def test_narrow_and_whole_numbers(dtype: str) -> None:
         variable = keras.Variable(keras.initializers.Ones(), shape=(2,), dtype=dtype)
     assert variable.dtype == dtype
     assert variable.numpy().tolist() == [1, 1]
+
+
+def test_contexts_of_two_threads_end_in_any_order() -> None:
+    kinds = keras.Variable.__mro__
+    method = "_initialize_with_initializer"
+    before = next(vars(kind)[method] for kind in kinds if method in vars(kind))
+    began, goes = threading.Event(), threading.Event()
+    drawn: list[float] = []
+
+    def other() -> None:
+        with plain_constants():
+            began.set()
+            assert goes.wait(30)
+            drawn.append(float(np.ptp(make().layers[0].kernel.numpy())))
+
+    thread = threading.Thread(target=other)
+    with all_zero():
+        thread.start()
+        assert began.wait(30)
+        assert not make().layers[0].kernel.numpy().any()
+    assert np.ptp(make().layers[0].kernel.numpy()) > 0
+    goes.set()
+    thread.join()
+    assert drawn[0] > 0
+    assert next(vars(k)[method] for k in kinds if method in vars(k)) is before

@@ -46,7 +46,8 @@ class Spark(Cluster):
 
     Args:
         wait_s: Seconds to wait for free slots at the start of a run, and for the
-            replacement of a lost worker.
+            replacement of a lost worker. They begin when no run of another thread of
+            this process holds slots.
         variables: Name -> value, for the environment of workers.
         store: Folder or URL, such as "s3://bucket/prefix", that executors and workers
             see: rows of a DataFrame go there for the time of a run. Default None: a
@@ -139,7 +140,11 @@ class Spark(Cluster):
             workers = _CLAIMS.claim(facts, asked)
             if workers:
                 return workers
-            if time.monotonic() >= until or (facts.is_fixed and no_hope(facts, asked)):
+            if facts.is_fixed and no_hope(facts, asked):
+                raise _no_room(facts, asked, self.wait_s)
+            if _CLAIMS.has_others:  # they end, as in a search with several threads
+                until = time.monotonic() + self.wait_s
+            elif time.monotonic() >= until:
                 raise _no_room(facts, asked, self.wait_s)
             pause(LOOK_S)
 
@@ -152,19 +157,29 @@ class _Claims:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken = 0
+        self._taken: list[tuple[int, int]] = []  # thread, slots
 
     def claim(self, facts: Any, asked: ResourceRequest) -> int:
         """Takes slots for a run; returns the number of its workers, 0 for no room."""
         with self._lock:
-            workers = workers_now(facts, asked, self._taken)
-            self._taken += workers
+            taken = sum(slots for _, slots in self._taken)
+            workers = workers_now(facts, asked, taken)
+            if workers:
+                self._taken.append((threading.get_ident(), workers))
             return workers
 
-    def release(self, workers: int) -> None:
-        """Returns the slots of a run."""
+    @property
+    def has_others(self) -> bool:
+        """Whether runs of other threads hold slots, and none of this thread does."""
         with self._lock:
-            self._taken -= workers
+            mine = threading.get_ident()
+            threads = {thread for thread, _ in self._taken}
+            return bool(threads) and mine not in threads
+
+    def release(self, workers: int) -> None:
+        """Returns the slots of a run of this thread."""
+        with self._lock:
+            self._taken.remove((threading.get_ident(), workers))
 
 
 _CLAIMS = _Claims()

@@ -6,6 +6,7 @@ and its optimizer.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
@@ -33,18 +34,52 @@ def plain_constants() -> Generator[None]:
         yield
 
 
+class _Replacement(threading.local):
+    """What initializes in this thread, None for Keras; see `_constants`."""
+
+    constant: Constant | None = None
+
+
+_MINE = _Replacement()
+_LOCK = threading.Lock()
+_BEFORE: list[tuple[Any, Any]] = []
+"""The replaced method and its class, once for each context that is open."""
+
+
 @contextmanager
 def _constants(constant: Constant) -> Generator[None]:
-    """Replaces initializers for which `constant` returns a value."""
+    """Replaces initializers for which `constant` returns a value, in this thread.
+
+    Contexts of several threads, as in a search, end in any order: the first one
+    replaces the method of Keras, and the last one brings it back.
+    """
     kinds = import_module("keras.src.backend").Variable.__mro__
     base = next((k for k in kinds if "_initialize_with_initializer" in vars(k)), None)
     if base is None:
         yield
         return
-    original = vars(base)["_initialize_with_initializer"]
+    with _LOCK:
+        if not _BEFORE:
+            original = vars(base)["_initialize_with_initializer"]
+            base._initialize_with_initializer = _initialize(original)
+            _BEFORE.append((base, original))
+        else:
+            _BEFORE.append(_BEFORE[0])
+    before, _MINE.constant = _MINE.constant, constant
+    try:
+        yield
+    finally:
+        _MINE.constant = before
+        with _LOCK:
+            base, original = _BEFORE.pop()
+            if not _BEFORE:
+                base._initialize_with_initializer = original
 
+
+def _initialize(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def initialize(self: Any, initializer: Any) -> None:
-        value = constant(initializer)
+        constant = _MINE.constant
+        value = None if constant is None else constant(initializer)
         if value is None:
             original(self, initializer)
         else:
@@ -52,11 +87,7 @@ def _constants(constant: Constant) -> Generator[None]:
             # With a dtype, JAX copies the array and compiles nothing.
             self._initialize(self._convert_to_tensor(filled, dtype=self._dtype))
 
-    base._initialize_with_initializer = initialize
-    try:
-        yield
-    finally:
-        base._initialize_with_initializer = original
+    return initialize
 
 
 def _zero_for_keras(initializer: Any) -> float | None:
