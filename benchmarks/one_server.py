@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.coordination.sequencer import Rules
 from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes

@@ -30,7 +30,7 @@ import psutil
 from benchmarks.one_server import Client
 from shoal.engine.controller.process_pool import ProcessPool, WorkerEnvironment
 from shoal.engine.controller.shared_servers import SharedServers, cut
-from shoal.engine.coordination.sequencer import Rules
+from shoal.engine.coordination.instructions import Rules
 from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes

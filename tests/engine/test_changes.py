@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.coordination.sequencer import Push, Rules, Sequencer
+from shoal.engine.coordination.instructions import PushMetadata, Rules
+from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.environment import SYSTEM
 from shoal.engine.server.checkpoint import read_restart
 from shoal.engine.server.replica import Replica
@@ -198,7 +199,9 @@ def test_each_step_waits_until_it_is_let(workers: int) -> None:
         assert sum(piece.rows for pieces in held for piece in pieces) == 4
         for member, pieces in zip(members, held, strict=True):
             who = member.rank, member.incarnation
-            sequencer.push(Push(*who, 0, step + 1, tuple(pieces), 1, 4.0 / workers))
+            sequencer.push(
+                PushMetadata(*who, 0, step + 1, tuple(pieces), 1, 4.0 / workers)
+            )
         for member in members:
             assert not ledger.held(member.rank)
             answers = sequencer.need(member.rank, member.incarnation)

@@ -7,7 +7,8 @@ from itertools import accumulate
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.engine.coordination.sequencer import Push, Rules, Sequencer
+from shoal.engine.coordination.instructions import PushMetadata, Rules
+from shoal.engine.coordination.sequencer import Sequencer
 
 
 def shared(
@@ -106,7 +107,7 @@ def test_leases_end_where_a_batch_of_the_data_does(
             if not held:
                 sequencer.need(member.rank, member.incarnation)
                 continue
-            push = Push(
+            push = PushMetadata(
                 member.rank, member.incarnation, 0, number, tuple(held[:1]),
                 steps=1, samples=1.0,
             )  # fmt: skip
@@ -150,7 +151,7 @@ def test_shares_of_a_fixed_size_stay_so_though_workers_are_lost(
                 members.remove(member)
             elif held:
                 number += 1
-                push = Push(
+                push = PushMetadata(
                     member.rank, member.incarnation, 0, number, tuple(held[:1]),
                     steps=1, samples=1.0,
                 )  # fmt: skip

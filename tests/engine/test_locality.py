@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.data.order import Order
+from shoal.engine.coordination.instructions import PushMetadata, Rules
 from shoal.engine.coordination.ledger import Ledger, Piece
 from shoal.engine.coordination.locality import Locality
-from shoal.engine.coordination.sequencer import Push, Rules, Sequencer
+from shoal.engine.coordination.sequencer import Sequencer
 from shoal.facts import Chunking
 
 
@@ -47,7 +48,9 @@ def run(
         done[rank].append(piece)
         member = members[rank]
         sequencer.push(
-            Push(rank, member.incarnation, 0, pushed[rank], (piece,), window, 1.0)
+            PushMetadata(
+                rank, member.incarnation, 0, pushed[rank], (piece,), window, 1.0
+            )
         )
         for other in range(len(speeds)):
             if not sequencer.ledger.held(other):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shoal.backends.torch_group import open_group
-from shoal.engine.coordination.instructions import Answer, Merge, Push, Rules
+from shoal.engine.coordination.instructions import Merge, PushMetadata, Respond, Rules
 from shoal.engine.coordination.rounds import Round
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
@@ -122,8 +122,8 @@ def gradient_table(workers: int = 3) -> tuple[Sequencer, dict[int, Any]]:
     return table, {m.rank: table.ledger.held(m.rank)[0] for m in members}
 
 
-def push(rank: int, piece: Any, assumed: float, sequence: int = 1) -> Push:
-    return Push(
+def push(rank: int, piece: Any, assumed: float, sequence: int = 1) -> PushMetadata:
+    return PushMetadata(
         rank, 1, 0, sequence, (piece,), 1, float(piece.rows),
         own=(float(piece.rows),), assumed=(assumed,),
     )  # fmt: skip
@@ -134,7 +134,7 @@ def test_a_round_closes_for_the_sums_that_it_really_has() -> None:
     assert table.push(push(0, held[0], 6.0)) == []
     assert table.push(push(1, held[1], 6.0)) == []
     told = table.leave(2, 1)
-    assert told == [Answer(rank, "again", sums=(4.0,)) for rank in (0, 1)]
+    assert told == [Respond(rank, "again", sums=(4.0,)) for rank in (0, 1)]
     assert table.push(push(0, held[0], 4.0, 2)) == []
     merge, *_ = table.push(push(1, held[1], 4.0, 2))
     assert isinstance(merge, Merge)
@@ -147,7 +147,7 @@ def test_a_second_loss_makes_the_step_smaller_again() -> None:
     table.push(push(1, held[1], 6.0))
     table.leave(2, 1)
     assert table.push(push(0, held[0], 4.0, 2)) == []
-    assert table.leave(1, 1) == [Answer(0, "again", sums=(2.0,))]
+    assert table.leave(1, 1) == [Respond(0, "again", sums=(2.0,))]
     merge, *_ = table.push(push(0, held[0], 2.0, 3))
     assert isinstance(merge, Merge)
 

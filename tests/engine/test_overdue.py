@@ -11,7 +11,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from shoal.engine.coordination.instructions import Answer, EpochDone, Merge, Push, Rules
+from shoal.engine.coordination.instructions import (
+    EpochDone,
+    Merge,
+    PushMetadata,
+    Respond,
+    Rules,
+)
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.timeouts import StragglerTimeout
@@ -74,7 +80,7 @@ class Race:
     def push(self, rank: int) -> None:
         self.sequences[rank] += 1
         pieces = self.work.pop(rank)
-        push = Push(
+        push = PushMetadata(
             rank=rank,
             incarnation=1,
             lineage=0,
@@ -92,7 +98,7 @@ class Race:
                 case Merge(facts):
                     for rank, fact in facts.items():
                         self.commits[rank] += int(fact.samples)
-                case Answer(rank, kind, _, pieces):
+                case Respond(rank, kind, _, pieces):
                     if kind == "repeat":
                         self.pieces[rank].clear()
                     self.pieces[rank].extend(pieces)

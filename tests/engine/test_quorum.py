@@ -12,7 +12,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from shoal.engine.coordination.instructions import Answer, EpochDone, Merge, Push, Rules
+from shoal.engine.coordination.instructions import (
+    EpochDone,
+    Merge,
+    PushMetadata,
+    Respond,
+    Rules,
+)
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.coordination.rounds import RoundProgress
 from shoal.engine.coordination.sequencer import Sequencer
@@ -43,7 +49,7 @@ class Table:
     def push(self, rank: int, piece: Piece | None = None, **fields: Any) -> list[Any]:
         piece = piece or self.held(rank)[0]
         self.sequences[rank] += 1
-        push = Push(
+        push = PushMetadata(
             rank=rank,
             incarnation=self.sequencer.members[rank].incarnation,
             lineage=0,
@@ -124,7 +130,7 @@ class TestQuorum:
         assert table.sequencer.round_progress.awaited == (1,)
         assert table.is_quorate
         found = table.sequencer.overdue()
-        taken = [i for i in found if isinstance(i, Answer) and i.pieces]
+        taken = [i for i in found if isinstance(i, Respond) and i.pieces]
         assert len(taken) == 1
         assert taken[0].rank != 1
 
@@ -212,12 +218,12 @@ class TestTheLate:
         table, piece = self.late()
         before = table.sequencer.to_json()
         [answer] = table.push(3, piece)
-        assert answer == Answer(3, "repeat", "center", ())
+        assert answer == Respond(3, "repeat", "center", ())
         assert table.sequencer.to_json() == before
 
     def test_an_elastic_one_keeps_its_weights(self) -> None:
         table, piece = self.late(is_elastic=True)
-        assert table.push(3, piece) == [Answer(3, "repeat", "none", ())]
+        assert table.push(3, piece) == [Respond(3, "repeat", "none", ())]
 
     def test_then_it_takes_part_again(self) -> None:
         # Dealt in at once it had less time for the round than the others.
@@ -225,7 +231,7 @@ class TestTheLate:
         table.push(3, piece)
         assert table.need(3) == []
         found = table.pushes(0, 1, 2)
-        [grant] = [i for i in found if isinstance(i, Answer) and i.rank == 3]
+        [grant] = [i for i in found if isinstance(i, Respond) and i.rank == 3]
         assert (grant.kind, grant.body) == ("grant", "center")
         table.pushes(0, 1, 2)
         assert table.sequencer.version == 2
@@ -246,7 +252,7 @@ class TestTheLate:
         table.pushes(0, 1, 2)
         table.sequencer.overdue()
         [answer] = table.push(3, piece, sequence=1)
-        assert answer == Answer(3, "repeat", "center", ())
+        assert answer == Respond(3, "repeat", "center", ())
         assert not table.sequencer.members[3].is_late
 
     def test_it_may_die(self) -> None:
@@ -265,7 +271,7 @@ class TestTheLate:
             table.need(rank)
         done = table.sequencer.finish()
         assert [answer.rank for answer in done] == [0, 1, 2]
-        assert table.push(3, piece) == [Answer(3, "done")]
+        assert table.push(3, piece) == [Respond(3, "done")]
 
     def test_it_is_not_asked_for_its_state(self) -> None:
         table = Table()

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.coordination.ledger import Piece
-from shoal.engine.coordination.sequencer import (
-    Answer,
+from shoal.engine.coordination.instructions import (
     Apply,
     EpochDone,
     Merge,
-    Push,
+    PushMetadata,
     Refuse,
+    Respond,
     Rollback,
     Rules,
-    Sequencer,
 )
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.coordination.sequencer import Sequencer
 
 
 def rules(**fields: Any) -> Rules:
@@ -76,7 +76,7 @@ class Table:
     def push(self, rank: int, *pieces: Piece, **fields: Any) -> list[Any]:
         self.sequences[rank] += 1
         rows = sum(piece.rows for piece in pieces)
-        push = Push(
+        push = PushMetadata(
             rank=rank,
             incarnation=self.incarnation(rank),
             lineage=self.sequencer.lineage,
@@ -100,8 +100,8 @@ class Table:
         return self.sequencer.ledger.held(rank)
 
 
-def answers(found: list[Any], rank: int) -> list[Answer]:
-    return [i for i in found if isinstance(i, Answer) and i.rank == rank]
+def answers(found: list[Any], rank: int) -> list[Respond]:
+    return [i for i in found if isinstance(i, Respond) and i.rank == rank]
 
 
 def gradient_table(**fields: Any) -> Table:
@@ -285,7 +285,7 @@ class TestRounds:
         table.sequencer.proceed(0)
         table.seat(0, 1)
         table.push(0, table.held(0)[0])
-        assert table.sequencer.finish() == [Answer(0, "done")]
+        assert table.sequencer.finish() == [Respond(0, "done")]
 
 
 class TestGradientExchange:
@@ -306,11 +306,11 @@ class TestGradientExchange:
         found = table.push(0, table.held(0)[0]) + table.push(1, table.held(1)[0])
         assert table.asked(0)
         found = table.publish(0)
-        assert answers(found, 2) == [Answer(2, "grant", "snapshot")]
+        assert answers(found, 2) == [Respond(2, "grant", "snapshot")]
         table.need(2)
         rounds = [self.round(table) for _ in range(3)]
         shares = [
-            [a.pieces for a in found if isinstance(a, Answer)] for found in rounds
+            [a.pieces for a in found if isinstance(a, Respond)] for found in rounds
         ]
         assert shares[0] == [(), (), ()]
         steps = zip(*shares[1], strict=True)
@@ -347,9 +347,9 @@ class TestGradientExchange:
         assert table.asked(0)
         assert EpochDone(0) in table.publish(0)
         table.need(0)
-        assert table.seat(1) == [Answer(0, "publish")]
+        assert table.seat(1) == [Respond(0, "publish")]
         [welcome] = table.publish(0)
-        assert welcome == Answer(1, "grant", "snapshot")
+        assert welcome == Respond(1, "grant", "snapshot")
         table.need(0)
         table.need(1)
         found = table.sequencer.proceed(1)
@@ -372,9 +372,9 @@ class TestGradientExchange:
         table = Table(workers=1)
         table.sequencer.proceed(0)
         assert table.sequencer.ask() == []
-        assert table.seat(0)[0] == Answer(0, "publish")
+        assert table.seat(0)[0] == Respond(0, "publish")
         table.leave(0)
-        assert table.seat(1)[0] == Answer(1, "publish")
+        assert table.seat(1)[0] == Respond(1, "publish")
         table.publish(1)
         assert table.sequencer.publisher is None
         assert not table.asked(1)
@@ -544,8 +544,8 @@ class TestCheckpoints:
         assert table.sequencer.version == 1
         ledger = table.sequencer.ledger
         assert [ledger.committed(epoch) for epoch in ledger.epochs] == [4, 0]
-        assert table.seat(0) == [Answer(0, "grant", "snapshot")]
-        assert table.seat(1) == [Answer(1, "grant", "snapshot")]
+        assert table.seat(0) == [Respond(0, "grant", "snapshot")]
+        assert table.seat(1) == [Respond(1, "grant", "snapshot")]
         shares = [answer.pieces[0] for r in (0, 1) for answer in table.need(r)]
         assert shares == [Piece(1, 0, 2, step_rows=4), Piece(1, 2, 4, step_rows=4)]
 

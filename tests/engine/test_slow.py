@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.engine.coordination.instructions import (
-    Answer,
     EpochDone,
     Instruction,
-    Push,
+    PushMetadata,
+    Respond,
     Rules,
 )
 from shoal.engine.coordination.ledger import Piece
@@ -75,7 +75,7 @@ class Race:
         self._windows[rank] = []
         self.rows[rank] += rows
         steps, sequence = math.ceil(rows / BATCH), member.sequence + 1
-        push = Push(
+        push = PushMetadata(
             rank, member.incarnation, 0, sequence, tuple(pieces), steps, float(rows)
         )
         self._heed(self._sequencer.push(push))
@@ -86,7 +86,7 @@ class Race:
         for told in instructions:
             if isinstance(told, EpochDone):
                 self.ended = self._now
-            elif isinstance(told, Answer):
+            elif isinstance(told, Respond):
                 self._leases[told.rank] += told.pieces
                 if not self._windows[told.rank]:
                     self._begin(told.rank)

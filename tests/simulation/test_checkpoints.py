@@ -9,7 +9,8 @@ from dataclasses import replace
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from shoal.engine.coordination.sequencer import Refuse, Sequencer
+from shoal.engine.coordination.instructions import Refuse
+from shoal.engine.coordination.sequencer import Sequencer
 from tests.simulation.protocol import Fleet, draw
 from tests.simulation.protocol.server import SimServer
 from tests.simulation.protocol.store import Center

@@ -13,7 +13,12 @@ import pytest
 
 from shoal.engine.coordination.epochs import Epochs
 from shoal.engine.coordination.groups import Grouping
-from shoal.engine.coordination.instructions import Answer, Apply, EpochDone, Push
+from shoal.engine.coordination.instructions import (
+    Apply,
+    EpochDone,
+    PushMetadata,
+    Respond,
+)
 from shoal.engine.coordination.leases import Leases
 from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import Roster
@@ -102,7 +107,7 @@ def scales_by_the_rows_that_were_dealt(patch: Patch) -> None:
 def skips_the_dedup(patch: Patch) -> None:
     original = Sequencer._accept
 
-    def accept(self: Any, member: Any, push: Push) -> Any:
+    def accept(self: Any, member: Any, push: PushMetadata) -> Any:
         facts = original(self, member, push)
         member.sequence = 0
         return facts
@@ -114,7 +119,7 @@ def skips_the_dedup(patch: Patch) -> None:
 def commits_and_forgets_to_apply(patch: Patch) -> None:
     original = Sequencer.push
 
-    def push(self: Any, message: Push) -> list[Any]:
+    def push(self: Any, message: PushMetadata) -> list[Any]:
         return [i for i in original(self, message) if not isinstance(i, Apply)]
 
     patch.setattr(Sequencer, "push", push)
@@ -171,9 +176,9 @@ def loses_the_short_rest_of_a_lease(patch: Patch) -> None:
 
 @mutant
 def answers_a_repeat_with_a_reply(patch: Patch) -> None:
-    def repeat(self: Any, member: Any) -> Answer:
+    def repeat(self: Any, member: Any) -> Respond:
         held = tuple(self.ledger.held(member.rank))
-        return Answer(member.rank, "reply", "reply", held)
+        return Respond(member.rank, "reply", "reply", held)
 
     patch.setattr(Sequencer, "_repeat", repeat)
 
@@ -184,7 +189,7 @@ def tells_a_repeat_of_no_leases(patch: Patch) -> None:
 
     def repeat(self: Any, member: Any) -> Any:
         found = original(self, member)
-        return found._replace(pieces=()) if isinstance(found, Answer) else found
+        return found._replace(pieces=()) if isinstance(found, Respond) else found
 
     patch.setattr(Sequencer, "_repeat", repeat)
 
@@ -196,7 +201,7 @@ def tells_a_repeat_of_no_leases(patch: Patch) -> None:
 def accepts_an_older_lineage(patch: Patch) -> None:
     original = Sequencer.push
 
-    def push(self: Any, message: Push) -> list[Any]:
+    def push(self: Any, message: PushMetadata) -> list[Any]:
         return original(self, message._replace(lineage=self.lineage))
 
     patch.setattr(Sequencer, "push", push)
@@ -255,7 +260,7 @@ def commits_a_push_that_came_too_late(patch: Patch) -> None:
         lost.update({(ledger, rank): pieces for rank, pieces in held.items()})
         return taken(self, ready, ledger)
 
-    def push(self: Any, message: Push) -> list[Any]:
+    def push(self: Any, message: PushMetadata) -> list[Any]:
         member = self.members.get(message.rank)
         if member is not None and member.is_late:
             member.is_late = False
@@ -331,7 +336,7 @@ def deals_to_the_late(patch: Patch) -> None:
 def forgets_that_a_late_push_was_answered(patch: Patch) -> None:
     original = Sequencer.push
 
-    def push(self: Any, message: Push) -> list[Any]:
+    def push(self: Any, message: PushMetadata) -> list[Any]:
         members = dict(self.members)
         late = [m for rank, m in members.items() if rank == message.rank and m.is_late]
         before = [member.sequence for member in late]

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order
-from shoal.engine.coordination.sequencer import Rules
+from shoal.engine.coordination.instructions import Rules
 from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.worker.collective import CollectiveSpec, ServerCollectiveSpec

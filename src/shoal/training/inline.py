@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.controller.observer import EpochsInOrder, Observer
-from shoal.engine.coordination.executor import Executor
-from shoal.engine.coordination.instructions import Answer, Push
+from shoal.engine.coordination.instructions import PushMetadata, Respond
+from shoal.engine.coordination.interpreter import Interpreter
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.server.center import Center
 from shoal.engine.server.records import EpochEnd, Record, Rescue
@@ -91,7 +91,7 @@ def train(
 
 
 @final
-class InlineCluster(Executor):
+class InlineCluster(Interpreter):
     """Server and workers of one run, in one thread.
 
     Args:
@@ -186,7 +186,7 @@ class InlineCluster(Executor):
         worker = self._inline_workers.inline_workers[rank]
         steps, samples = self._inline_workers.work(worker)
         worker.sequence += 1
-        push = Push(
+        push = PushMetadata(
             rank=rank,
             incarnation=worker.incarnation,
             lineage=sequencer.lineage,
@@ -311,7 +311,7 @@ class InlineCluster(Executor):
             mean = next(iter(inline_workers.values())).reply
             self._inline_workers.apply(mean, self._center.statistics, before)
 
-    def _answer(self, answer: Answer) -> None:
+    def _respond(self, answer: Respond) -> None:
         worker, center = self._inline_workers.inline_workers[answer.rank], self._center
         worker.leases.extend(answer.pieces)
         if answer.body != "none":

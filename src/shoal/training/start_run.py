@@ -18,8 +18,8 @@ from shoal.data import Source
 from shoal.data.chunks import first_rows
 from shoal.engine.controller.controller import Controller, Job
 from shoal.engine.controller.process_pool import ProcessPool
+from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.restart_policy import RestartPolicy
-from shoal.engine.coordination.sequencer import Rules
 from shoal.engine.server.records import Rescue
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes

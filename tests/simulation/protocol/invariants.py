@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import final
 
+from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.coordination.sequencer import Rules
 from tests.simulation.protocol.server import SimServer
 from tests.simulation.protocol.store import Center
 from tests.simulation.violation import require

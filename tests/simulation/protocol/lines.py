@@ -11,9 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias, final
 
-from shoal.engine.coordination.instructions import Group
+from shoal.engine.coordination.instructions import Group, PushMetadata
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.coordination.sequencer import Push
 
 
 class Work(NamedTuple):
@@ -40,7 +39,7 @@ class Message(NamedTuple):
 
     kind: Question
     hint: int = -1
-    push: Push | None = None
+    push: PushMetadata | None = None
     work: Work | None = None
 
 

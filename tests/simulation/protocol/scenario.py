@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, final
 
+from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.restart_policy import RestartPolicy
-from shoal.engine.coordination.sequencer import Rules
 from tests.simulation import scenario
 from tests.simulation.scenario import kind_of
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import final
 
-from shoal.engine.coordination.sequencer import Push, Sequencer
+from shoal.engine.coordination.instructions import PushMetadata
+from shoal.engine.coordination.sequencer import Sequencer
 from tests.simulation.protocol.controller import SimController
 from tests.simulation.protocol.invariants import Watch, look_at_end, look_at_weights
 from tests.simulation.protocol.lines import Line
@@ -49,7 +50,7 @@ class Fleet(Schedule[Scenario]):
         self.store, self.watch = Store(), Watch()
         self.workers: dict[int, SimWorker] = {}
         self.lines: list[Line] = []
-        self.past: list[tuple[int, Push]] = []
+        self.past: list[tuple[int, PushMetadata]] = []
         self.exits: list[tuple[int, int]] = []
         self.started = self.era = 0
         place = Place(self.rules.first_epoch)

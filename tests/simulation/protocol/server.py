@@ -1,7 +1,7 @@
 """A simulated server: the sequencer, and a center that remembers what went into it.
 
-Instructions come from `Executor`, as in `shoal.engine.server.replica`; it checks each
-against what it knows of the messages and the engine does not.
+It carries out instructions through `Interpreter`, like the engine's `Replica`, and
+checks each against the messages it knows, of which the sequencer has only metadata.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
-from shoal.engine.coordination.executor import Executor
 from shoal.engine.coordination.instructions import (
-    Answer,
     Group,
     Instruction,
-    Push,
+    PushMetadata,
     Refuse,
+    Respond,
     Rules,
 )
+from shoal.engine.coordination.interpreter import Interpreter
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.strategies.base import Facts
 from tests.simulation.protocol.latecomers import Latecomers
@@ -46,7 +46,7 @@ class Report(NamedTuple):
 
 
 @final
-class SimServer(Executor):
+class SimServer(Interpreter):
     """One server process.
 
     Args:
@@ -67,7 +67,7 @@ class SimServer(Executor):
         self.has_new_lineage = False
         self._common = center.value
         self._rounds = 0
-        self._sent: dict[int, tuple[Push, Work]] = {}
+        self._sent: dict[int, tuple[PushMetadata, Work]] = {}
         self._applied: set[tuple[int, int]] = set()
         self._ended: set[int] = set()
         self._told: dict[int, tuple[Group | None, int]] = {}
@@ -133,7 +133,7 @@ class SimServer(Executor):
         found = self.sequencer.push(push)
         if is_repeat and not self.sequencer.has_finished:
             self.repeats += 1
-            kinds = {(i.kind, i.body) for i in found if isinstance(i, Answer)}
+            kinds = {(i.kind, i.body) for i in found if isinstance(i, Respond)}
             body = "none" if self.rules.is_elastic else "center"
             wanted = set() if self.rules.exchanges_gradients else {("repeat", body)}
             require(kinds == wanted, "a repeat is answered as one", found)
@@ -188,7 +188,7 @@ class SimServer(Executor):
             self._late.miss(self.peers[rank])
         return self.carry_out(sequencer.overdue())
 
-    def stray(self, worker: int, push: Push) -> bool:
+    def stray(self, worker: int, push: PushMetadata) -> bool:
         """A process of the past comes back; False if it is not known to be gone."""
         who = push.rank, push.incarnation
         line = self.peers.get(push.rank)
@@ -246,7 +246,7 @@ class SimServer(Executor):
             parts = [n for _, work in sent for n in (work.worker, work.serial)]
             self.center.value = mix(self.center.value, *parts)
 
-    def _step(self, sent: list[tuple[Push, Work]]) -> None:
+    def _step(self, sent: list[tuple[PushMetadata, Work]]) -> None:
         """A round of gradients: one step, from one state."""
         for _, work in sent:
             require(
@@ -289,7 +289,7 @@ class SimServer(Executor):
     def _mean(self) -> int:
         return mix(self.era, self._rounds)
 
-    def _commit(self, push: Push, work: Work) -> None:
+    def _commit(self, push: PushMetadata, work: Work) -> None:
         """Enters what was applied, once, from whom and when it may be."""
         line = self.peers.get(push.rank)
         is_current = line is not None and line.worker == work.worker
@@ -308,7 +308,7 @@ class SimServer(Executor):
             require(is_fresh, "a sample is committed once", push)
             counts[start:stop] = b"\1" * (stop - start)
 
-    def _answer(self, answer: Answer) -> None:
+    def _respond(self, answer: Respond) -> None:
         line = self.peers.get(answer.rank)
         if line is None:
             require(False, "answers go to the living", answer)

@@ -6,9 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import final
 
-from shoal.engine.coordination.instructions import Group
+from shoal.engine.coordination.instructions import Group, PushMetadata, Rules
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.coordination.sequencer import Push, Rules
 from shoal.engine.worker.weight_loop import next_batches
 from tests.simulation.protocol.lines import Letter, Line, Message, Work
 from tests.simulation.violation import require
@@ -121,7 +120,7 @@ class SimWorker:
             taken, steps = self._window(rules)
         self.sequence += 1
         self.serial += 1
-        push = Push(
+        push = PushMetadata(
             rank=self.line.rank,
             incarnation=self.line.incarnation,
             lineage=self.lineage,

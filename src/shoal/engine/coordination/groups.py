@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shoal.engine.coordination.instructions import Group, Push
+from shoal.engine.coordination.instructions import Group, PushMetadata
 from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import Member
 
@@ -39,7 +39,7 @@ class Grouping:
         >>> grouping = Grouping(is_wanted=True)
         >>> grouping.announce(members, ledger)
         Group(generation=1, ranks=(0, 1))
-        >>> pushes = {r: Push(r, 1, 0, 1, (pieces[r],), 1, 4.0, group=1) for r in (0,)}
+        >>> pushes = {0: PushMetadata(0, 1, 0, 1, (pieces[0],), 1, 4.0, group=1)}
         >>> grouping.unfit(members, pushes)
         [0]
     """
@@ -74,7 +74,9 @@ class Grouping:
         self.is_due = True
         return Group(self.generation, tuple(rank for rank, _ in members))
 
-    def unfit(self, ready: Sequence[Member], pushes: Mapping[int, Push]) -> list[int]:
+    def unfit(
+        self, ready: Sequence[Member], pushes: Mapping[int, PushMetadata]
+    ) -> list[int]:
         """Ranks that sent no vector, where the group's mean is not the round's."""
         # A group may break for some of its members only. Its mean counts if all have it
         # and nobody else is in the round, else the server asks for the vectors
@@ -86,7 +88,7 @@ class Grouping:
         is_theirs = current and self.is_due and who == set(self.members)
         return [] if is_whole and is_theirs else without
 
-    def closed(self, pushes: Sequence[Push]) -> bool:
+    def closed(self, pushes: Sequence[PushMetadata]) -> bool:
         """Records a round that closes; returns whether its group averaged it."""
         is_grouped = all(push.group for push in pushes)
         if is_grouped:

@@ -83,8 +83,10 @@ class Rules:
         return None if self.starts is None else self.starts(epoch)
 
 
-class Push(NamedTuple):
-    """A worker's push, without its vector.
+class PushMetadata(NamedTuple):
+    """A worker's push as the sequencer sees it: all but its vectors.
+
+    A server makes it of the message `Push`.
 
     With a `group` there is no vector: the sender has the mean of that group, or all
     members of the group can read its gradient.
@@ -143,8 +145,8 @@ Kind: TypeAlias = Literal[
 Body: TypeAlias = Literal["none", "reply", "center", "snapshot"]
 
 
-class Answer(NamedTuple):
-    """Answer a worker that waits.
+class Respond(NamedTuple):
+    """Respond to a worker that waits; a server makes the message `Answer` of it.
 
     Args:
         rank: The worker's rank.
@@ -156,7 +158,8 @@ class Answer(NamedTuple):
             the state of the worker that published it.
         pieces: New leases; for a "repeat" all leases, as an answer was lost.
         group: The group that averages the next step, None if the server does.
-        sums: Sums of the round for which the push must be computed; see `Push.assumed`.
+        sums: Sums of the round for which the push must be computed; see
+            `PushMetadata.assumed`.
         wants_snapshot: The worker is also asked for its state; "publish" only asks.
     """
 
@@ -194,5 +197,5 @@ class Ungroup(NamedTuple):
 
 
 Instruction: TypeAlias = (
-    Apply | Merge | Answer | Refuse | EpochDone | Rollback | Ungroup
+    Apply | Merge | Respond | Refuse | EpochDone | Rollback | Ungroup
 )

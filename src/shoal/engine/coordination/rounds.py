@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from shoal.engine.coordination.instructions import Answer, Push, Rules
+from shoal.engine.coordination.instructions import PushMetadata, Respond, Rules
 from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import Member
 from shoal.strategies.base import Facts
@@ -52,7 +52,7 @@ class Round:
         >>> ledger.open(0, rows=8)
         >>> pieces = [ledger.lease(m.rank, 0, 4) for m in members]
         >>> round_ = Round(quorum=1)
-        >>> round_.pushes[0] = Push(0, 1, 0, 1, (pieces[0],), steps=1, samples=4.0)
+        >>> round_.pushes[0] = PushMetadata(0, 1, 0, 1, (pieces[0],), 1, 4.0)
         >>> [m.rank for m in round_.awaited(members, ledger)]
         [1]
         >>> round_.is_quorate(members, ledger)
@@ -60,7 +60,7 @@ class Round:
     """
 
     quorum: int = 0
-    pushes: dict[int, Push] = field(default_factory=dict[int, Push])
+    pushes: dict[int, PushMetadata] = field(default_factory=dict[int, PushMetadata])
     dealt: int = 0
     fruitless: int = 0
 
@@ -148,7 +148,7 @@ class Round:
         sums = self.sums
         return [r for r, p in self.pushes.items() if p.own and p.assumed != sums]
 
-    def take(self) -> list[tuple[int, Push]]:
+    def take(self) -> list[tuple[int, PushMetadata]]:
         """Returns the messages in rank order; the next round has none."""
         pushes, self.pushes, self.fruitless = sorted(self.pushes.items()), {}, 0
         return pushes
@@ -156,7 +156,7 @@ class Round:
 
 def tell_of_round(
     rules: Rules, ready: Sequence[Member], facts: Mapping[int, Facts], version: int
-) -> list[Answer]:
+) -> list[Respond]:
     """Updates members after a merged round.
 
     Args:
@@ -165,14 +165,14 @@ def tell_of_round(
         facts: Facts of the ranks whose messages were merged.
         version: Version of the center after the merge.
     """
-    found: list[Answer] = []
+    found: list[Respond] = []
     for member in ready:
         member.version = version
         if member.rank in facts:
-            found.append(Answer(member.rank, "reply", "reply", member.tell()))
+            found.append(Respond(member.rank, "reply", "reply", member.tell()))
         elif rules.exchanges_gradients:
             member.is_parked = False
-            found.append(Answer(member.rank, "merged", "reply", member.tell()))
+            found.append(Respond(member.rank, "merged", "reply", member.tell()))
         else:
             member.is_stale = not rules.is_elastic
     return found

@@ -15,13 +15,13 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias
 from shoal.engine.coordination.epochs import Epochs
 from shoal.engine.coordination.groups import Grouping
 from shoal.engine.coordination.instructions import (
-    Answer,
     Apply,
     EpochDone,
     Instruction,
     Merge,
-    Push,
+    PushMetadata,
     Refuse,
+    Respond,
     Rollback,
     Rules,
     Ungroup,
@@ -36,20 +36,6 @@ from shoal.engine.coordination.roster import (
 )
 from shoal.engine.coordination.rounds import Round, RoundProgress, tell_of_round
 from shoal.strategies.base import Facts
-
-__all__ = [
-    "Answer",
-    "Apply",
-    "EpochDone",
-    "Instruction",
-    "Merge",
-    "Push",
-    "Refuse",
-    "Rollback",
-    "Rules",
-    "Sequencer",
-]
-
 
 P = ParamSpec("P")
 Method: TypeAlias = Callable[Concatenate["Sequencer", P], list[Instruction]]
@@ -86,9 +72,9 @@ class Sequencer:
         >>> [answer] = sequencer.ready(member.rank, member.incarnation)
         >>> answer.kind, answer.pieces
         ('grant', (Piece(epoch=0, start=0, stop=8, step_rows=0),))
-        >>> push = Push(0, 1, 0, 1, answer.pieces, steps=2, samples=8.0)
+        >>> push = PushMetadata(0, 1, 0, 1, answer.pieces, steps=2, samples=8.0)
         >>> [type(i).__name__ for i in sequencer.push(push)]
-        ['Apply', 'Answer', 'EpochDone']
+        ['Apply', 'Respond', 'EpochDone']
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -304,7 +290,7 @@ class Sequencer:
         parked = [m for m in self.members.values() if m.is_parked]
         for member in parked:
             member.is_parked = False
-        return [Answer(m.rank, "done") for m in parked]
+        return [Respond(m.rank, "done") for m in parked]
 
     @property
     def clock(self) -> int:
@@ -321,7 +307,7 @@ class Sequencer:
     # -------------------------------------------------------------- pushes
 
     @_asking
-    def push(self, push: Push) -> list[Instruction]:
+    def push(self, push: PushMetadata) -> list[Instruction]:
         """A worker sends its work since its last push."""
         # The order of these checks matters: sender, lineage, duplicate, leases. A
         # refusal for a later reason would tell a process that was replaced what it must
@@ -331,7 +317,7 @@ class Sequencer:
         member = self.members[push.rank]
         member.is_parked = False
         if self.has_finished:
-            return [Answer(push.rank, "done")]
+            return [Respond(push.rank, "done")]
         if push.lineage != self.lineage:
             return [Refuse(push.rank, push.incarnation, "an older lineage")]
         if push.sequence <= member.sequence:
@@ -353,10 +339,10 @@ class Sequencer:
         # The answer has the next leases: a worker asks only when there were none.
         self._epochs.open_next()
         self._grant(member)
-        answer = Answer(push.rank, "reply", "reply", member.tell())
+        answer = Respond(push.rank, "reply", "reply", member.tell())
         return [Apply(push.rank, facts), answer, *self._end_epochs(), *self._hand_out()]
 
-    def _accept(self, member: Member, push: Push) -> Facts:
+    def _accept(self, member: Member, push: PushMetadata) -> Facts:
         staleness = self.version - member.version + 1
         self.ledger.commit(push.rank, push.pieces)
         member.sequence, member.missed = push.sequence, 0
@@ -369,7 +355,7 @@ class Sequencer:
             rows=push.rows,
         )
 
-    def _repeat(self, member: Member) -> Answer | Refuse:
+    def _repeat(self, member: Member) -> Respond | Refuse:
         """Answers a duplicate whose answer was lost, or a push that came too late.
 
         In both cases the sender no longer holds its samples. A request that is only
@@ -385,9 +371,9 @@ class Sequencer:
         if self.rules.is_elastic:
             # Its displacement is gone. It goes on from its own weights without this
             # one, where other strategies adopt the center.
-            return Answer(member.rank, "repeat", "none", held)
+            return Respond(member.rank, "repeat", "none", held)
         member.version, member.is_stale = self.version, False
-        return Answer(member.rank, "repeat", "center", held)
+        return Respond(member.rank, "repeat", "center", held)
 
     @_asking
     def need(self, rank: int, incarnation: int) -> list[Instruction]:
@@ -446,11 +432,11 @@ class Sequencer:
             sums = self._round.sums
             for rank in outdated:
                 del self._round.pushes[rank]
-            return [Answer(rank, "again", sums=sums) for rank in outdated]
+            return [Respond(rank, "again", sums=sums) for rank in outdated]
         if unfit := self._grouping.unfit(ready, self._round.pushes):
             for rank in unfit:
                 del self._round.pushes[rank]
-            return [Answer(rank, "again") for rank in unfit]
+            return [Respond(rank, "again") for rank in unfit]
         pushes = self._round.take()
         was_given_up = self._grouping.is_given_up
         is_grouped = self._grouping.closed([push for _, push in pushes])
@@ -464,7 +450,7 @@ class Sequencer:
             asked.append(Ungroup())
         return [Merge(facts, is_grouped), *self._grouped(told, ready), *asked]
 
-    def _grouped(self, told: list[Answer], ready: list[Member]) -> list[Answer]:
+    def _grouped(self, told: list[Respond], ready: list[Member]) -> list[Respond]:
         """Adds the group of the next step to answers that reach all members.
 
         There is no group if a member is asked for its state: the others would wait.
@@ -508,7 +494,7 @@ class Sequencer:
     def _ask_parked(self, member: Member) -> list[Instruction]:
         member.is_parked = False
         self._publishing.asked, self._publishing.publisher = None, member.rank
-        return [Answer(member.rank, "publish")]
+        return [Respond(member.rank, "publish")]
 
     def with_request(self, found: list[Instruction]) -> list[Instruction]:
         """Marks the next answer to the worker that must publish its state.
@@ -520,7 +506,7 @@ class Sequencer:
         if self._publishing.asked is None:
             return found
         for place, answer in enumerate(found):
-            if not isinstance(answer, Answer) or answer.kind in ("again", "publish"):
+            if not isinstance(answer, Respond) or answer.kind in ("again", "publish"):
                 continue
             if self._publishing.ask(answer.rank):
                 found[place] = answer._replace(wants_snapshot=True)
@@ -551,7 +537,7 @@ class Sequencer:
             member.version = self.version
         if self.has_started:
             self._distribute()
-        return [Answer(m.rank, "grant", "snapshot", m.tell()) for m in fresh]
+        return [Respond(m.rank, "grant", "snapshot", m.tell()) for m in fresh]
 
     def _roll_back(self) -> list[Instruction]:
         """The last worker is lost, and with it the weights after its snapshot."""
@@ -613,9 +599,9 @@ class Sequencer:
         """Number of workers that share an epoch, compiling ones included."""
         return max(1, self.expected, len(self._roster.ready()))
 
-    def _grant_answer(self, member: Member) -> Answer:
+    def _grant_answer(self, member: Member) -> Respond:
         body = "center" if member.is_stale else "none"
         if member.is_stale:
             member.version = self.version
         member.is_stale = member.is_parked = False
-        return Answer(member.rank, "grant", body, member.tell())
+        return Respond(member.rank, "grant", body, member.tell())

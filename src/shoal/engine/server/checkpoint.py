@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.engine.coordination.sequencer import Rules, Sequencer
+from shoal.engine.coordination.instructions import Rules
+from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.server.center import Center
 from shoal.engine.server.reports import EpochTotals

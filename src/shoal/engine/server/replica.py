@@ -13,9 +13,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
-from shoal.engine.coordination import instructions
-from shoal.engine.coordination.executor import Executor
-from shoal.engine.coordination.instructions import Answer, Instruction
+from shoal.engine.coordination.instructions import Instruction, PushMetadata, Respond
+from shoal.engine.coordination.interpreter import Interpreter
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.timeouts import LivenessTimeout
 from shoal.engine.server.center import Center
@@ -97,7 +96,7 @@ class StrategyFailed(Exception):
 
 
 @final
-class Replica(Executor):
+class Replica(Interpreter):
     """A run, as its server knows it.
 
     Args:
@@ -342,7 +341,7 @@ class Replica(Executor):
 
     def _push(self, session: WorkerSession, message: Push) -> None:
         session.push = message
-        push = instructions.Push(
+        push = PushMetadata(
             rank=session.rank,
             incarnation=session.incarnation,
             lineage=message.lineage,
@@ -449,7 +448,7 @@ class Replica(Executor):
                 f"traceback:\n{traceback.format_exc()}"
             ) from error
 
-    def _answer(self, answer: Answer) -> None:
+    def _respond(self, answer: Respond) -> None:
         session = self.sessions[answer.rank]
         buffers = session.buffers
         if answer.body != "none":

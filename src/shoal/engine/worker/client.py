@@ -72,7 +72,7 @@ def _vector(size: int) -> Vector:
 
 
 class Weight(NamedTuple):
-    """Weight of a gradient in the mean of a round; see `instructions.Push`.
+    """Weight of a gradient in the mean of a round; see `PushMetadata`.
 
     Args:
         mass: Weight in the mean of gradients.

@@ -184,7 +184,7 @@ class Refused(Message):
 
 
 class Answer(Message):
-    """The answer to a worker's request; see `instructions.Answer`.
+    """The answer to a worker's request, made of an instruction `Respond`.
 
     Args:
         body: What is sent with it.

@@ -203,7 +203,7 @@ class Push(Message):
 def _sums(
     head: Head,
 ) -> tuple[float | None, tuple[float, ...], tuple[float, ...]]:
-    """Weights of a message beside `samples`; see `instructions.Push`."""
+    """Weights of a message beside `samples`; see `PushMetadata`."""
     rows = head.get("rows")
     if rows is None and "own" not in head and "assumed" not in head:
         return None, (), ()

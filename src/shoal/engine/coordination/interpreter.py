@@ -11,19 +11,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from shoal.engine.coordination.instructions import (
-    Answer,
     Apply,
     EpochDone,
     Instruction,
     Merge,
     Refuse,
+    Respond,
     Rollback,
     Ungroup,
 )
 from shoal.strategies.base import Facts
 
 
-class Executor(ABC):
+class Interpreter(ABC):
     """Does one thing for each kind of instruction."""
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
@@ -35,8 +35,8 @@ class Executor(ABC):
                 case Merge(facts, is_grouped):
                     later = instructions[place + 1 :]
                     self._merge(facts, _replied_to(later), is_grouped=is_grouped)
-                case Answer():
-                    self._answer(instruction)
+                case Respond():
+                    self._respond(instruction)
                 case Refuse(rank, incarnation, reason):
                     self._refuse(rank, incarnation, reason)
                 case EpochDone(epoch):
@@ -63,7 +63,7 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def _answer(self, answer: Answer) -> None:
+    def _respond(self, answer: Respond) -> None:
         """Answers a worker that waits."""
 
     @abstractmethod
@@ -85,5 +85,5 @@ class Executor(ABC):
 
 def _replied_to(instructions: Sequence[Instruction]) -> list[int]:
     """Returns the ranks of the workers that get a reply with a vector."""
-    answers = (one for one in instructions if isinstance(one, Answer))
+    answers = (one for one in instructions if isinstance(one, Respond))
     return [answer.rank for answer in answers if answer.body == "reply"]
