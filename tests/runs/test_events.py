@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as some
 
 from shoal.runs.events import (
     EXCHANGE_FIELDS,
-    EventReader,
     decode,
     encode,
     exchange_records,
@@ -73,33 +71,8 @@ def test_exchanges_are_compact():
     assert len(line) < 100 * 125 + 300
 
 
-@given(
-    some.lists(some.lists(some.integers(0, 99), max_size=4), min_size=1, max_size=4),
-    some.lists(some.integers(1, 60), max_size=12),
-)
-def test_a_reader_tells_each_event_once_wherever_it_stopped(
-    segments: list[list[int]], cuts: list[int]
-) -> None:
-    """Lines are written in parts, and read after each part."""
-    with tempfile.TemporaryDirectory() as place:
-        folder, found = Folder.at(place), list[int]()
-        (Path(place) / "events").mkdir()
-        reader = EventReader(folder)
-
-        def read() -> None:
-            found.extend(e["at"] for e in reader.new())
-
-        for number, values in enumerate(segments):
-            path = Path(place) / segment_name(number)
-            content = b"".join(encode({"kind": "x", "at": value}) for value in values)
-            path.touch()
-            for size in [*cuts, len(content)]:
-                with path.open("ab") as file:
-                    file.write(content[:size])
-                content = content[size:]
-                read()
-        assert found == [value for values in segments for value in values]
-        assert [e["at"] for e in read_events(folder)] == found
-        behind = [value for values in segments[1:] for value in values]
-        assert [e["at"] for e in read_events(folder, after=0)] == behind
-        assert list(reader.new()) == []
+def test_only_later_segments_are_read(tmp_path: Path):
+    folder = Folder.at(tmp_path)
+    for number in range(3):
+        folder.write(segment_name(number), encode({"kind": "x", "at": number}))
+    assert [event["at"] for event in read_events(folder, after=0)] == [1, 2]

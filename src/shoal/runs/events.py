@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast, final
+from typing import Any, cast
 
 from shoal.errors import DataError
 from shoal.runs.event_fields import Event as Event
@@ -126,8 +126,8 @@ def read_events(
 
     Args:
         folder: The run folder.
-        after: Read only later segments than this one; see `EventReader` for a run that
-            is still being written.
+        after: Read only later segments than this one; see `following.Follow` for a run
+            that is still being written.
         is_outline: Read only the first two segments and the last one: they suffice for
             a list of runs, however long the run was.
 
@@ -135,54 +135,35 @@ def read_events(
         DataError: The run is damaged: a segment cannot be read, or a field of an event
             is invalid.
     """
-    numbers = [number for number in _numbers(folder) if number > after]
+    numbers = [number for number in segment_list(folder) if number > after]
     if is_outline and len(numbers) > 3:
         numbers = [*numbers[:2], numbers[-1]]
     for number in numbers:
-        yield from _checked(folder, segment_name(number), _content(folder, number))
+        yield from decode_segment(folder, number, read_segment(folder, number))
 
 
-@final
-class EventReader:
-    """Reads the events of a run during the run, each once.
+def read_segment(
+    folder: Folder, number: int, start: int = 0, most: int | None = None
+) -> bytes:
+    """Reads a segment from byte `start` on, at most `most` bytes.
 
-    Args:
-        folder: The run folder.
-
-    Attributes:
-        segment: Number of the last segment that was read, -1 for none.
-        offset: Bytes of it that were read.
+    Raises:
+        DataError: It cannot be read.
     """
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self.segment, self.offset = -1, 0
-
-    def new(self) -> Iterator[Event]:
-        """Reads events since the last call; a line without its end waits.
-
-        Raises:
-            DataError: The run is damaged.
-        """
-        for number in _numbers(self._folder):
-            if number < self.segment:
-                continue
-            start = self.offset if number == self.segment else 0
-            content = _content(self._folder, number, start)
-            whole = content[: content.rfind(b"\n") + 1]
-            self.segment, self.offset = number, start + len(whole)
-            yield from _checked(self._folder, segment_name(number), whole)
-
-
-def _content(folder: Folder, number: int, start: int = 0) -> bytes:
     name = segment_name(number)
     try:
-        return folder.read(name, start)
+        return folder.read(name, start, most)
     except Exception as error:  # a file system of fsspec may raise anything
         raise damaged(folder, f"{name} cannot be read: {error}") from error
 
 
-def _checked(folder: Folder, name: str, content: bytes) -> Iterator[Event]:
+def decode_segment(folder: Folder, number: int, content: bytes) -> Iterator[Event]:
+    """Reads lines of a segment; partial ones are skipped.
+
+    Raises:
+        DataError: A field of an event is invalid.
+    """
+    name = segment_name(number)
     for line, event in _lines(content):
         try:
             yield check(event)
@@ -190,7 +171,12 @@ def _checked(folder: Folder, name: str, content: bytes) -> Iterator[Event]:
             raise damaged(folder, f"{name}, line {line}: {error}") from error
 
 
-def _numbers(folder: Folder) -> list[int]:
+def segment_list(folder: Folder) -> list[int]:
+    """Returns `segment_numbers`.
+
+    Raises:
+        DataError: They cannot be listed.
+    """
     try:
         return segment_numbers(folder)
     except Exception as error:  # a file system of fsspec may raise anything

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from shoal.runs.events import unpack_exchanges
@@ -59,34 +59,62 @@ def worker_statuses(
         >>> found.state, found.pid
         ('working', 7)
     """
-    found: dict[int, WorkerStatus] = {}
-
-    def of(rank: Any) -> WorkerStatus:
-        return found.setdefault(int(rank), WorkerStatus(rank=int(rank)))
-
-    host = ""
+    fold = WorkerFold()
     for event in events:
+        fold.add(event)
+    return fold.statuses(is_lost=is_lost)
+
+
+@final
+class WorkerFold:
+    """Adds events one by one and keeps the state of each worker.
+
+    Example:
+        >>> fold = WorkerFold()
+        >>> fold.add({"kind": "worker_started", "rank": 0, "pid": 7})
+        >>> [one.state for one in fold.statuses(is_lost=True)]
+        ['lost']
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, WorkerStatus] = {}
+        self._host = ""
+
+    def statuses(self, *, is_lost: bool = False) -> list[WorkerStatus]:
+        """Returns the state of each worker so far, by rank.
+
+        Args:
+            is_lost: Whether the process that wrote the events ended without a final
+                event.
+        """
+        found = [replace(self._found[rank]) for rank in sorted(self._found)]
+        if is_lost:
+            _end(found, "lost")
+        return found
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Adds the next event."""
         kind = event.get("kind")
-        host = str(event.get("host") or host)
+        self._host = str(event.get("host") or self._host)
         if kind == "worker_started":
-            worker = of(event["rank"])
+            worker = self._of(event["rank"])
             worker.processes += 1
             worker.state, worker.reason = "working", ""
             node = str(event.get("node") or BESIDE)
-            worker.node = host or node if node == BESIDE else node
+            worker.node = self._host or node if node == BESIDE else node
             worker.pid = event.get("pid", 0)
         elif kind in ("worker_left", "worker_lost") and "rank" in event:
-            worker = of(event["rank"])
+            worker = self._of(event["rank"])
             worker.state, worker.reason = "left", str(event.get("reason", ""))
         elif kind == "exchanges":
             for record in unpack_exchanges(event):
                 if record.get("rank") is not None:
-                    _note(of(record["rank"]), record)
+                    _note(self._of(record["rank"]), record)
         elif kind == "run_finished":
-            _end(found.values(), "done")
-    if is_lost:
-        _end(found.values(), "lost")
-    return [found[rank] for rank in sorted(found)]
+            _end(self._found.values(), "done")
+
+    def _of(self, rank: Any) -> WorkerStatus:
+        return self._found.setdefault(int(rank), WorkerStatus(rank=int(rank)))
 
 
 @final
