@@ -27,7 +27,7 @@ import numpy as np
 import shoal
 from benchmarks.entrants.keras_fit import Marks
 from benchmarks.works import WORKS
-from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.server.spec import ServerSpec
 from shoal.training.driver import Driver
 
@@ -103,7 +103,7 @@ def watching(file: Path) -> Generator[Seen]:
     seen, keep = Seen(), Driver.on_checkpoint
     read, kept = timed(read_restart, seen.read.append), timed(keep, seen.kept.append)
 
-    def on_checkpoint(self: Driver, found: Restart) -> None:
+    def on_checkpoint(self: Driver, found: ServerCheckpoint) -> None:
         seen.at.append(time.perf_counter())
         kept(self, found)
 

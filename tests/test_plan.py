@@ -11,7 +11,7 @@ from shoal.errors import ConfigError, PlanError
 from shoal.facts import Gpu, NodeFacts
 from shoal.plan import (
     DataFacts,
-    Environment,
+    EnvironmentVariables,
     MachineFacts,
     ModelFacts,
     Plan,
@@ -427,7 +427,7 @@ def test_message_bytes():
 
 
 def test_environment_of_nothing():
-    assert environment({"SHOAL_WORKERS": " "}) == Environment()
+    assert environment({"SHOAL_WORKERS": " "}) == EnvironmentVariables()
 
 
 def test_environment_keeps_compiled_programs_unless_told():

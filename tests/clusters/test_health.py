@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.clusters.cluster_state import NodeState
-from shoal.clusters.health import CHECKS, Reading, judge
+from shoal.clusters.health import CHECKS, NodeMeasurements, judge
 
 NODE = NodeState(number=1, address="b", private="10.0.0.2", gpus=("GPU-1",))
 OWN: dict[str, Any] = {
@@ -24,7 +24,9 @@ REACH: dict[str, Any] = {
 
 
 def wrong(own: dict[str, Any], reach: dict[str, Any], **more: Any) -> dict[str, str]:
-    reading = Reading(own=OWN | own, reach=REACH | reach, is_in_ray=True, **more)
+    reading = NodeMeasurements(
+        own=OWN | own, reach=REACH | reach, is_in_ray=True, **more
+    )
     found = judge(NODE, reading, is_head=False, has_shared=True)
     assert all(finding.name in CHECKS for finding in found)
     assert all(finding.fix for finding in found if finding.state == "wrong")
@@ -33,7 +35,7 @@ def wrong(own: dict[str, Any], reach: dict[str, Any], **more: Any) -> dict[str, 
 
 def test_a_node_that_is_well() -> None:
     assert wrong({}, {}) == {}
-    reading = Reading(own=OWN, reach=REACH, is_in_ray=True)
+    reading = NodeMeasurements(own=OWN, reach=REACH, is_in_ray=True)
     told = {
         one.name: one.found
         for one in judge(NODE, reading, is_head=False, has_shared=True)
@@ -66,7 +68,9 @@ def test_what_is_wrong(
 
 
 def test_a_node_that_the_head_has_lost_or_that_does_not_measure() -> None:
-    reading = Reading(own=OWN, reach={"closed": [], "unseen": []}, is_in_ray=False)
+    reading = NodeMeasurements(
+        own=OWN, reach={"closed": [], "unseen": []}, is_in_ray=False
+    )
     found = judge(NODE, reading, is_head=False, has_shared=False)
     told = {one.name: one.found for one in found if one.state == "wrong"}
     assert told == {
@@ -75,5 +79,7 @@ def test_a_node_that_the_head_has_lost_or_that_does_not_measure() -> None:
 
 
 def test_a_node_that_is_not_reached_says_nothing_else() -> None:
-    [found] = judge(NODE, Reading(unreached="no"), is_head=False, has_shared=True)
+    [found] = judge(
+        NODE, NodeMeasurements(unreached="no"), is_head=False, has_shared=True
+    )
     assert (found.name, found.found, found.state) == ("ssh", "no", "wrong")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.clusters.host_agent.answering import Refused
+from shoal.clusters.host_agent.answering import UserError
 from shoal.clusters.host_agent.jobs import jobs, jobs_folder, remove_job, stop_job
 
 
@@ -24,7 +24,7 @@ def test_what_others_can_write_to_is_not_run(tmp_path: Path, mode: int) -> None:
     base = jobs_folder(str(tmp_path)).parent
     base.mkdir()
     base.chmod(0o700 | mode)
-    with pytest.raises(Refused, match="only you can write"):
+    with pytest.raises(UserError, match="only you can write"):
         jobs({"shared": str(tmp_path)})
     base.chmod(0o755)
     assert jobs({"shared": str(tmp_path)}) == {"jobs": []}
@@ -33,7 +33,7 @@ def test_what_others_can_write_to_is_not_run(tmp_path: Path, mode: int) -> None:
 def test_a_link_to_somewhere_else_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     jobs_folder(str(tmp_path)).parent.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Refused, match="only you can write"):
+    with pytest.raises(UserError, match="only you can write"):
         jobs_folder(str(tmp_path))
 
 
@@ -43,7 +43,7 @@ def test_an_id_leads_nowhere_else(name: str, tmp_path: Path) -> None:
     keep.mkdir(parents=True)
     request = {"shared": str(tmp_path), "id": name, "grace_s": 0.0}
     for verb in (remove_job, stop_job):
-        with pytest.raises(Refused, match="no job is called"):
+        with pytest.raises(UserError, match="no job is called"):
             verb(request)
     assert keep.is_dir()
 

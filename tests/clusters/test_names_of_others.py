@@ -11,7 +11,7 @@ import pytest
 
 from shoal.clusters import ray
 from shoal.clusters.host_agent import jobs, nodes, probing
-from shoal.clusters.host_agent.answering import Refused
+from shoal.clusters.host_agent.answering import UserError
 from shoal.clusters.ray import Ray
 
 MARK = "deadbeef-0"
@@ -91,7 +91,7 @@ def test_what_was_there_before_is_refused_and_stays(
     else:
         place.mkdir(mode=0o700)
         os.chown(place, NOBODY, NOBODY)
-    with pytest.raises(Refused, match="Check its owner"):
+    with pytest.raises(UserError, match="Check its owner"):
         start()
     stop()
     assert os.path.lexists(place)
@@ -105,7 +105,7 @@ def test_a_shared_folder_of_jobs_that_comes_between_look_and_use(
     assert jobs.jobs_folder(str(tmp_path)) == base / "jobs"  # nothing is there yet
     base.mkdir()
     base.chmod(0o777)
-    with pytest.raises(Refused):
+    with pytest.raises(UserError):
         nodes.make_own(base)
 
 

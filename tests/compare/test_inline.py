@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from shoal.engine.controller.observer import Observer
-from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.errors import PlanError
 from shoal.training.fit_call import FitCall
@@ -24,7 +24,7 @@ from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
 class Watch(Observer):
     """Counts the samples of each worker."""
 
-    def on_checkpoint(self, found: Restart) -> None:
+    def on_checkpoint(self, found: ServerCheckpoint) -> None:
         """Keeps none."""
 
     def on_turn(self) -> None:

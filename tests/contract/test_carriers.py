@@ -28,7 +28,7 @@ from shoal.launchers.agent_loop import Ticket, serve
 from shoal.launchers.agent_messages import pack, parse
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.carrier import CallResult
-from shoal.launchers.node_agent import Arrival, Listening, Memory, Report
+from shoal.launchers.node_agent import AgentReport, Arrival, Listening, Memory
 from shoal.launchers.remote import RemoteLauncher
 from shoal.launchers.shared import SharedBlob
 from shoal.runs.events import read_events
@@ -429,7 +429,7 @@ MEMORY = Memory(pid=7, descriptor=3, mark=(1, 2))
         ("start", MEMORY),
         ("listen", Listening(port=7, descriptor=3)),
         ("give", None),
-        ("report", Report(
+        ("report", AgentReport(
             lines=[("t", "\u20ac")], exits={"t": Exit(name="t", code=-9, reason="r")}
         )),
     ],

@@ -14,7 +14,7 @@ from shoal.data.order import Order
 from shoal.data.read_ahead import ReadAhead, TooSlow
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.environment import SYSTEM
-from shoal.engine.worker.reader import Reader, Retry
+from shoal.engine.worker.reader import Retry, SampleReader
 from shoal.errors import DataError
 
 
@@ -83,7 +83,7 @@ def test_a_read_that_never_ends_is_an_error_and_not_asked_for_again(
     ahead = ReadAhead(slow)
     told: list[str] = []
     tell = lambda kind, **_: told.append(kind)  # noqa: E731
-    reader = Reader(ahead, Order(rows=8), Retry(), tell, SYSTEM.sleep)
+    reader = SampleReader(ahead, Order(rows=8), Retry(), tell, SYSTEM.sleep)
     with pytest.raises(DataError, match="a read of slow files has not ended") as caught:
         reader.pieces([Piece(0, 0, 4)])
     assert isinstance(caught.value.__cause__, TooSlow)

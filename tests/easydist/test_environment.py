@@ -13,7 +13,7 @@ import pytest
 
 from shoal.easydist import ExecutionEnvironment
 from shoal.easydist.experiment import begin_experiment
-from shoal.easydist.report import Report
+from shoal.easydist.report import ExperimentReport
 from shoal.easydist.timing import HEADER, Spent, spent
 from shoal.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.runs.catalogue import list_runs
@@ -223,7 +223,7 @@ def test_gpus():
         gpu = {"name": "NVIDIA H100", "memory_mib": mib, "total_mib": 81559.0}
         gpus = [{**gpu, "number": 0, "percent": percent}, {**gpu, "number": 1}]
         use.add({"node": "localhost", "percent": 3.0, "gpus": gpus})
-    report = Report(
+    report = ExperimentReport(
         number=1, total_s=1, opening_s=0, spent=Spent(0, 0, 0), epochs_s=(), best=None,
         gpus=tuple(use.rows()[:2]),
     )  # fmt: skip

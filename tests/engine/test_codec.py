@@ -15,8 +15,8 @@ from shoal.engine.transport.codec import (
     LARGEST,
     Codec,
     ConnectionCodec,
-    Receiver,
-    Sender,
+    VectorDecoder,
+    VectorEncoder,
     connection_codec,
 )
 from shoal.engine.transport.segments import SEGMENT
@@ -68,8 +68,8 @@ def test_the_largest_and_the_smallest(name: str) -> None:
 def test_changes_add_up(name: str, data: st.DataObject) -> None:
     """All that was decoded, and what is left for the next message, is all there was."""
     size, codec = data.draw(SIZES), CODECS[name]
-    sender = Sender(codec, size, is_place=False)
-    receiver = Receiver(codec, size, is_place=False)
+    sender = VectorEncoder(codec, size, is_place=False)
+    receiver = VectorDecoder(codec, size, is_place=False)
     meant, got = np.zeros(size), np.zeros(size)
     largest, into = 0.0, np.empty(size, np.float32)
     for _ in range(6):
@@ -90,8 +90,8 @@ def test_changes_add_up(name: str, data: st.DataObject) -> None:
 def test_places_are_followed(name: str, data: st.DataObject) -> None:
     """The other end is as near as a rounding of the last move, and knows it exactly."""
     size, codec = data.draw(SIZES), CODECS[name]
-    sender = Sender(codec, size, is_place=True)
-    receiver = Receiver(codec, size, is_place=True)
+    sender = VectorEncoder(codec, size, is_place=True)
+    receiver = VectorDecoder(codec, size, is_place=True)
     place = data.draw(floats(size, 1000.0))
     assert sender.pack(place) is None
     there = place.copy()
@@ -116,8 +116,8 @@ def test_places_are_followed(name: str, data: st.DataObject) -> None:
 def test_what_is_not_finite_or_huge_goes_as_it_is(
     name: str, is_place: bool, bad: float
 ) -> None:
-    sender = Sender(CODECS[name], 4, is_place=is_place)
-    receiver = Receiver(CODECS[name], 4, is_place=is_place)
+    sender = VectorEncoder(CODECS[name], 4, is_place=is_place)
+    receiver = VectorDecoder(CODECS[name], 4, is_place=is_place)
     good, ill = np.ones(4, np.float32), np.array([1, bad, 1, 1], np.float32)
     there = good.copy()
     sender.pack(good)
@@ -139,8 +139,8 @@ def test_what_was_left_out_of_a_change_survives_what_goes_as_it_is(
     name: str, other: str
 ) -> None:
     """A checkpoint, or one overflow of a scaled loss, costs no rounding."""
-    sender = Sender(CODECS[name], 3, is_place=False)
-    receiver = Receiver(CODECS[name], 3, is_place=False)
+    sender = VectorEncoder(CODECS[name], 3, is_place=False)
+    receiver = VectorDecoder(CODECS[name], 3, is_place=False)
     values = np.array([1.0, 0.0123, -0.3377], np.float32)
     first, rest = np.empty(3, np.float32), np.empty(3, np.float32)
     coded = sender.pack(values)
@@ -161,8 +161,8 @@ def test_what_was_left_out_of_a_change_survives_what_goes_as_it_is(
 def test_a_long_vector_is_encoded_by_segments(name: str) -> None:
     size = 2 * SEGMENT + 77
     values = np.random.default_rng(0).standard_normal(size).astype(np.float32)
-    sender = Sender(CODECS[name], size, is_place=False)
-    receiver = Receiver(CODECS[name], size, is_place=False)
+    sender = VectorEncoder(CODECS[name], size, is_place=False)
+    receiver = VectorDecoder(CODECS[name], size, is_place=False)
     coded, into = sender.pack(values), np.empty(size, np.float32)
     assert coded is not None
     receiver.unpack(coded, into)

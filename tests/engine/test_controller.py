@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.controller.controller import Controller, Job
+from shoal.engine.controller.controller import Controller, ControllerSpec
 from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.restart_policy import RestartPolicy
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.environment import SYSTEM
-from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.transport.changes import Changes
 from shoal.engine.transport.messages.controller_to_server import (
     Command,
@@ -33,7 +33,7 @@ def controller() -> Controller:
     """One without processes, that was never given a server."""
     anybody: Any = SimpleNamespace(on_event=lambda *_, **__: None, environment=SYSTEM)
     anybody.on_checkpoint = anybody.pair = lambda _: None
-    job = Job(
+    job = ControllerSpec(
         workers=2,
         policy=RestartPolicy(),
         first_epoch=0,
@@ -78,7 +78,7 @@ class Heard:
         return lambda *_, **__: None
 
 
-def restart(complete: int) -> Restart:
+def restart(complete: int) -> ServerCheckpoint:
     """A checkpoint that knows of so many epochs."""
     sequencer = Sequencer(RULES)
     for epoch in range(complete):
@@ -88,7 +88,7 @@ def restart(complete: int) -> Restart:
         assert piece is not None
         book.commit(0, [piece])
         book.close(epoch)
-    return Restart(sequencer=sequencer.to_json(), arrays={})
+    return ServerCheckpoint(sequencer=sequencer.to_json(), arrays={})
 
 
 STATE = RunState(version=1, lineage=0, clock=1, workers=1, learning_rate=None)
@@ -104,7 +104,7 @@ def test_epochs_that_a_checkpoint_does_not_know_are_trained_again(
 ) -> None:
     """Their ends were told: nobody hears of them twice, and none is left out."""
     observer: Any = Heard()
-    job = Job(
+    job = ControllerSpec(
         workers=1, policy=RestartPolicy(), first_epoch=0, epochs=6,
         log=lambda _: None, often=Often(),
     )  # fmt: skip

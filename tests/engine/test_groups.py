@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 import pytest
 
-from shoal.backends.group import Group, GroupBroken
+from shoal.backends.group import GroupBroken, NativeGroup
 from shoal.backends.torch_group import open_group
 from shoal.data.order import Order
 from shoal.engine.worker.collective import ServerCollectiveSpec
@@ -28,10 +28,10 @@ PROBLEM = LeastSquares.seeded(rows=ROWS, size=5)
 
 
 @final
-class Watched(Group):
+class Watched(NativeGroup):
     """Counts what a group adds; and may say that it could not."""
 
-    def __init__(self, inner: Group, opener: Opener, place: int) -> None:
+    def __init__(self, inner: NativeGroup, opener: Opener, place: int) -> None:
         self._inner, self._opener, self._place = inner, opener, place
         self._added = 0
 
@@ -55,7 +55,7 @@ class Opener:
         self._slip, self.adds, self.lock = slip, 0, threading.Lock()
         self.formed: Counter[tuple[str, int]] = Counter()
 
-    def __call__(self, path: Path, place: int, size: int, library: str) -> Group:
+    def __call__(self, path: Path, place: int, size: int, library: str) -> NativeGroup:
         with self.lock:
             self.formed[path.name, size] += 1
         return Watched(open_group(path, place, size, library), self, place)
@@ -66,7 +66,7 @@ class Opener:
         return is_now
 
 
-def never(path: Path, place: int, size: int, library: str) -> Group:
+def never(path: Path, place: int, size: int, library: str) -> NativeGroup:
     raise GroupBroken("no such library")
 
 

@@ -35,10 +35,10 @@ from shoal.engine.transport.messages.shard import (
     FROM_SHARD,
     OF_SHARD,
     Attend,
+    MessagePart,
     Ordered,
     Seated,
     ShardCalls,
-    Stage,
 )
 from shoal.engine.transport.messages.standby import (
     FROM_STANDBY,
@@ -49,8 +49,8 @@ from shoal.engine.transport.messages.standby import (
 from shoal.engine.transport.messages.worker_to_server import (
     Join,
     Rejoin,
-    Request,
     SlotSettled,
+    WorkerRequest,
 )
 from shoal.wire.frames import HEADER, BadFrame, Head, pack_head
 from tests.engine.test_messages import hostile
@@ -66,7 +66,7 @@ def of(*kinds: Any) -> Callable[[Head], Read | None]:
 
 
 def worker_to_server(head: Head) -> Any:
-    read = of(Join, Rejoin, SlotSettled)(head) or Request.parse
+    read = of(Join, Rejoin, SlotSettled)(head) or WorkerRequest.parse
     return read(head)
 
 
@@ -94,7 +94,7 @@ def by_name(*kinds: Any) -> dict[str, Any]:
 READERS: dict[str, Read] = {
     "worker to server": worker_to_server,
     "server to worker": server_to_worker,
-    "worker to shard": mapped(by_name(Attend, Stage)),
+    "worker to shard": mapped(by_name(Attend, MessagePart)),
     "shard to worker": mapped(by_name(Seated), OF_SHARD),
     "shard to server": mapped(by_name(ShardCalls), FROM_SHARD),
     "server to shard": mapped(by_name(Ordered)),
@@ -126,7 +126,9 @@ def sent(base: type[Any]) -> set[type[Any]]:
 
 
 def test_every_message_has_its_line() -> None:
-    found = {type(m.message if isinstance(m, Request) else m) for _, m in parsed()}
+    found = {
+        type(m.message if isinstance(m, WorkerRequest) else m) for _, m in parsed()
+    }
     said = [getattr(m, "said", None) for _, m in parsed()]
     assert sent(Message) - found - set(map(type, said)) == set()
 

@@ -201,7 +201,7 @@ def test_a_part_that_is_encoded_has_its_length(codec: str) -> None:
             assert worker._shard_clients is not None
             shard_client = worker._shard_clients._shard_clients[0]
             assert shard_client._vector_codec is not None
-            size = shard_client._vector_codec._receiver.size + len(
+            size = shard_client._vector_codec._decoder.size + len(
                 shard_client._buffers.rest_up
             )
             link = shard_client._connection.link

@@ -14,7 +14,7 @@ from shoal.data.order import Order
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.messages.worker_reports import DataRetry, DataState
-from shoal.engine.worker.reader import Reader, Retry
+from shoal.engine.worker.reader import Retry, SampleReader
 from shoal.errors import DataError, WorkerFailed
 from shoal.strategies import get
 from shoal.testing.problems import LeastSquares
@@ -42,13 +42,15 @@ class Sick:
         return self._rows.take(indices)
 
 
-def reader(source: Sick, retry: Retry, told: list[Any]) -> Reader:
+def reader(source: Sick, retry: Retry, told: list[Any]) -> SampleReader:
     def tell(message: DataRetry | DataState) -> None:
         assert isinstance(message, DataRetry)
         assert DataRetry.parse(message.pack()) == message  # the server takes it
         told.append((message.kind, message.attempt, message.text))
 
-    return Reader(source, Order(rows=101, shuffle=False), retry, tell, SYSTEM.sleep)
+    return SampleReader(
+        source, Order(rows=101, shuffle=False), retry, tell, SYSTEM.sleep
+    )
 
 
 def test_a_source_that_recovers_is_no_failure() -> None:
@@ -81,7 +83,7 @@ def test_rows_of_a_shuffled_order_are_named() -> None:
     order = Order(rows=101, seed=3, shuffle=True)
     [place] = [n for n in range(101) if order.indices(0, n, n + 1)[0] == BAD]
     start = min(place, 93)
-    shuffled = Reader(
+    shuffled = SampleReader(
         source, order, Retry(attempts=1), lambda *_, **__: None, SYSTEM.sleep
     )
     with pytest.raises(DataError, match="was asked 1 time") as caught:

@@ -25,7 +25,11 @@ from shoal.engine.transport.messages.worker_to_server import NanStatus
 from shoal.engine.transport.shared_memory import Slot
 from shoal.engine.worker import shared_memory_allreduce
 from shoal.engine.worker.client import Times, Weight
-from shoal.engine.worker.collective import CollectiveSpec, Part, ServerCollectiveSpec
+from shoal.engine.worker.collective import (
+    CollectiveSpec,
+    ServerCollectiveSpec,
+    StepPart,
+)
 from shoal.engine.worker.shared_memory_allreduce import (
     SharedMemoryAllReduce,
     SharedMemoryAllReduceSpec,
@@ -373,7 +377,7 @@ def test_who_is_told_that_the_run_is_over_takes_no_step(tmp_path: Path) -> None:
         )  # fmt: skip
         zero = np.zeros(PROBLEM.size, "f4")
         fine, weight = NanStatus.FINITE, Weight(1.0, 1.0)
-        part = Part(Piece(0, 0, 1), zero, zero[:0], weight, fine, fine)
+        part = StepPart(Piece(0, 0, 1), zero, zero[:0], weight, fine, fine)
         with pipe() as (server, other):
             client.line_to_server = server
             os.write(other, b"done")

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.engine.controller.resume_point import ResumePoint
 from shoal.engine.environment import SYSTEM
-from shoal.engine.server.checkpoint import Restart, Snapshot
+from shoal.engine.server.checkpoint import OptimizerSnapshot, ServerCheckpoint
 from shoal.engine.server.effects import AnswerWorker, Raise, TellController
 from shoal.engine.server.replica import Replica
 from shoal.engine.server.spec import ServerSpec
@@ -171,11 +171,13 @@ def test_a_worker_that_takes_a_place_gets_what_was_there(
     resume_point: ResumePoint,
 ) -> None:
     assert resume_point.worker(0, "token").optimizer == b""
-    resume_point.keep_snapshot(1, Snapshot(1, 4, b"older"))
-    resume_point.keep_snapshot(1, Snapshot(2, 9, b"of rank 1"))
-    restart = Restart(sequencer={"lineage": 0}, arrays={"vector": np.zeros(2, "f4")})
+    resume_point.keep_snapshot(1, OptimizerSnapshot(1, 4, b"older"))
+    resume_point.keep_snapshot(1, OptimizerSnapshot(2, 9, b"of rank 1"))
+    restart = ServerCheckpoint(
+        sequencer={"lineage": 0}, arrays={"vector": np.zeros(2, "f4")}
+    )
     kept = resume_point.keep(restart)
-    assert kept.snapshots == {1: Snapshot(2, 9, b"of rank 1")}
+    assert kept.snapshots == {1: OptimizerSnapshot(2, 9, b"of rank 1")}
     again = ResumePoint(
         resume_point.server, lambda *given: resume_point._make_worker(*given)
     )

@@ -11,7 +11,7 @@ import pytest
 import shoal
 from shoal.data import training_data
 from shoal.engine.coordination.skipped import Skipped
-from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.server.records import EpochEnd, Record, Rescue
 from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
@@ -88,7 +88,9 @@ def test_scores_missing_after_an_interruption_are_reported(
         unscored=[1, 2],
     )  # fmt: skip
     arrays = {"vector": pool.center, "statistics": np.zeros(0, np.float32)}
-    restart = Restart(sequencer={}, arrays=arrays, blob=b"", left_out=Skipped())
+    restart = ServerCheckpoint(
+        sequencer={}, arrays=arrays, blob=b"", left_out=Skipped()
+    )
     pool.driver._go_on(ResumeState(restart=restart, diary=diary))
     found = pool.model.history.history["val_loss"]
     assert found == pytest.approx([4.0, np.nan, np.nan], nan_ok=True)

@@ -15,7 +15,7 @@ from shoal.errors import ShoalWarning
 from shoal.facts import DataFacts, Gpu, MachineFacts, ModelFacts
 from shoal.plan import Plan, Request, resolve
 from shoal.strategies import get
-from shoal.training.progress import Progress, line_of
+from shoal.training.progress import ProgressDisplay, line_of
 
 
 def make_plan(strategy: str = "aeasgd", epochs: int = 3, gpus: int = 0) -> Plan:
@@ -52,7 +52,7 @@ def show(
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("shoal.training.progress.PACE_S", 0.0)
-    progress = Progress(make_plan(), verbose)
+    progress = ProgressDisplay(make_plan(), verbose)
     progress.epoch_begin(0)
     for rank in (0, 1):
         progress.event("worker_started", {"rank": rank})
@@ -87,7 +87,7 @@ def test_a_lost_server_is_named_with_what_follows(
 ) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
-    progress = Progress(make_plan(), 2)
+    progress = ProgressDisplay(make_plan(), 2)
     progress.event("server_lost", {"reason": "killed", "has_standby": True})
     progress.event("server_lost", {"reason": "the server of the run is gone: killed"})
     progress.close()
@@ -104,7 +104,7 @@ def test_a_live_line_says_which_score_is_waited_for(
 ) -> None:
     shown = stream()
     monkeypatch.setattr(sys, "stdout", shown)
-    progress = Progress(make_plan(), verbose)
+    progress = ProgressDisplay(make_plan(), verbose)
     progress.awaiting(1)
     assert ("Epoch 2/3  validating" in shown.getvalue()) is is_told
 
@@ -116,7 +116,9 @@ def test_zero_is_silent(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_wrong_is_a_warning_where_no_lines_are_wanted() -> None:
     with pytest.warns(ShoalWarning, match="turned NaN"):
-        Progress(make_plan(), 0).event("warning", {"text": "a weight turned NaN"})
+        ProgressDisplay(make_plan(), 0).event(
+            "warning", {"text": "a weight turned NaN"}
+        )
 
 
 def test_two_is_a_line_an_epoch_on_a_terminal_too(
@@ -167,7 +169,7 @@ def test_a_narrow_terminal_keeps_the_time_left(
 ) -> None:
     monkeypatch.setattr(sys, "stdout", stream := Terminal())
     monkeypatch.setenv("COLUMNS", str(columns))
-    progress = Progress(make_plan(), 1)
+    progress = ProgressDisplay(make_plan(), 1)
     progress.update([record(1.0)], lambda: {"loss": 0.5, "mae": 0.25})
     shown = stream.getvalue().removeprefix("\r\x1b[K")
     assert shown == f"Epoch 1/3{middle}  0:02 left"
@@ -209,7 +211,7 @@ def test_of_the_fields_that_do_not_fit_the_lightest_go(
 def test_advice_after_a_run_that_mostly_exchanged(
     strategy: str, exchange_s: float, gpus: int, is_advised: bool
 ) -> None:
-    progress = Progress(make_plan(strategy, gpus=gpus), 0)
+    progress = ProgressDisplay(make_plan(strategy, gpus=gpus), 0)
     records = [record(t, exchange_s=exchange_s) for t in range(4)]
     progress.update(records, dict)
     advice = progress.advice()

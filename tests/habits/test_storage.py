@@ -14,7 +14,7 @@ import shoal
 from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
 from shoal.runs.store import create, open_run
 from shoal.training import run_fit
-from shoal.training.start_run import Outcome
+from shoal.training.start_run import TrainingResult
 from tests.habits.cases import data, make_model
 
 
@@ -125,9 +125,9 @@ def raises(error: BaseException) -> Any:
     return fail
 
 
-def outcome() -> Outcome:
+def outcome() -> TrainingResult:
     """Of a training that ended well."""
-    return Outcome(history=SimpleNamespace(), first_step=None)
+    return TrainingResult(history=SimpleNamespace(), first_step=None)
 
 
 def test_a_model_that_was_not_saved_is_no_success(

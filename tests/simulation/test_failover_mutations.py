@@ -19,7 +19,7 @@ from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.standby import Standby
 from shoal.engine.transport.listener import Peer
 from shoal.engine.transport.messages.events import Overdue
-from shoal.engine.transport.messages.worker_to_server import Request
+from shoal.engine.transport.messages.worker_to_server import WorkerRequest
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.gradient_loop import GradientLoop
 from tests.simulation.failover import Succession, draw
@@ -216,12 +216,12 @@ def closes_an_overdue_round_alone(patch: Patch) -> None:
 
 @mutant
 def asks_something_new_when_it_comes_back(patch: Patch) -> None:
-    original, numbers = Request.pack, itertools.count(1)
+    original, numbers = WorkerRequest.pack, itertools.count(1)
 
     def pack(self: Any) -> Any:
         return {**original(self), "question": next(numbers)}
 
-    patch.setattr(Request, "pack", pack)
+    patch.setattr(WorkerRequest, "pack", pack)
 
 
 def catch(known: int = 0, most: int = MOST_SEEDS) -> int:

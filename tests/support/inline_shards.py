@@ -16,7 +16,7 @@ from typing import Any, final
 
 from shoal.engine.controller.shared_servers import Message, cut, join
 from shoal.engine.server.base import BaseServer, open_connections
-from shoal.engine.server.shard import Shard
+from shoal.engine.server.shard import ShardServer
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.transport.client_connection import Address, Addresses
@@ -71,7 +71,7 @@ class InlineShard:
         host = means.order()[0]
         self.listeners = [socket.create_server((host, 0), backlog=64) for _ in "12"]
         connections = open_connections(spec, self.listeners[0].dup())
-        self.server: BaseServer = Shard(spec, connections)
+        self.server: BaseServer = ShardServer(spec, connections)
         means.run(f"shoal-server-{spec.shard}", self.server.run)
         self._link = means.call(self._address(0))
         self._link.send({"kind": "control"})

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.engine.coordination.skipped import Skipped
-from shoal.engine.server.checkpoint import Restart, Snapshot
+from shoal.engine.server.checkpoint import OptimizerSnapshot, ServerCheckpoint
 from shoal.errors import CheckpointError, ConfigError
 from shoal.plan.often import Often, read_often
 from shoal.runs.checkpoints import Checkpoint, CheckpointStore
 from shoal.runs.folder import Folder
 from shoal.training.callback_state import (
     CallbackStates,
-    Frozen,
+    FixedVariables,
     checks_of,
     give_back,
     pack_callbacks,
@@ -32,13 +32,16 @@ from shoal.training.resume_state import Diary, ResumeState
 
 
 def test_a_resume_state_comes_back_from_a_storage(tmp_path: Path) -> None:
-    restart = Restart(
+    restart = ServerCheckpoint(
         sequencer={"lineage": 2, "epochs": {"allowed": 1}},
         arrays={"vector": np.arange(4, dtype="f4"), "statistics": np.zeros(0, "f4"),
                 "sums/3": np.ones(2)},
         blob=b"optimizer",
         left_out=Skipped(((0, 8, 16),), (3, 77)),
-        snapshots={0: Snapshot(1, 12, b"of rank 0"), 3: Snapshot(2, 7, b"of rank 3")},
+        snapshots={
+            0: OptimizerSnapshot(1, 12, b"of rank 0"),
+            3: OptimizerSnapshot(2, 7, b"of rank 3"),
+        },
     )  # fmt: skip
     diary = Diary(
         epoch=3, history={"loss": [np.float32(0.5), 0.25, float("nan")]},
@@ -156,18 +159,18 @@ def test_frozen_weights_that_a_callback_holds_are_named_and_not_written() -> Non
     values = [value.copy() for value in began]
     callback = Own()
     callback.seen = [values[1].copy(), values[2] + 1, values[0].copy()]
-    frozen = Frozen(values, checks_of(began))
+    frozen = FixedVariables(values, checks_of(began))
     states = CallbackStates(pytest.fail)
     blob = states.take([callback], frozen)
     assert len(blob) < 60_000 * 8 + 4096
     after = Own()
-    give_back([after], blob, Frozen(began, {}))
+    give_back([after], blob, FixedVariables(began, {}))
     for mine, other in zip(after.seen, callback.seen, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert after.seen[0] is not began[1]
     values[1] += 1  # by a callback: the run began with something else
     callback.seen = [values[1].copy()]
-    give_back([after], states.take([callback], frozen), Frozen(began, {}))
+    give_back([after], states.take([callback], frozen), FixedVariables(began, {}))
     np.testing.assert_array_equal(after.seen[0], values[1])
 
 

@@ -15,7 +15,7 @@ class GroupBroken(Exception):
     """A member is gone or too late; this group cannot add any more."""
 
 
-class Group(ABC):
+class NativeGroup(ABC):
     """A member's end of a group."""
 
     @abstractmethod

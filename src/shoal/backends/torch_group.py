@@ -15,13 +15,13 @@ from typing import Any, final
 import torch
 import torch.distributed as distributed
 
-from shoal.backends.group import LIMIT_S, Group, GroupBroken
+from shoal.backends.group import LIMIT_S, GroupBroken, NativeGroup
 from shoal.vectors import Vector
 
 _LIMIT = timedelta(seconds=LIMIT_S)
 
 
-def open_group(path: Path, place: int, size: int, library: str) -> Group:
+def open_group(path: Path, place: int, size: int, library: str) -> NativeGroup:
     """Forms a group; returns when all members are there.
 
     Args:
@@ -67,8 +67,8 @@ def _told() -> Generator[None]:
 
 
 @final
-class TorchGroup(Group):
-    """See `Group`.
+class TorchGroup(NativeGroup):
+    """See `NativeGroup`.
 
     Args:
         group: A group of torch that is formed.

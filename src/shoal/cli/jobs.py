@@ -25,7 +25,7 @@ app = typer.Typer(
 
 FAILED = ("failed", "lost")
 
-Cluster = Annotated[
+ClusterName = Annotated[
     str | None, typer.Option(help="Name of the cluster; default the only one known.")
 ]
 JobId = Annotated[
@@ -41,7 +41,7 @@ def submit(
         list[str] | None,
         typer.Argument(metavar="[-- ARGS]", help="Arguments of the script."),
     ] = None,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
     beside: Annotated[
         list[Path] | None,
         typer.Option("--with", help="File or folder to send along with it."),
@@ -59,7 +59,7 @@ def submit(
     say(f"shoal jobs logs {job} -f --cluster {name}", err=True)
 
 
-def attach(job: JobId, cluster: Cluster = None) -> None:
+def attach(job: JobId, cluster: ClusterName = None) -> None:
     """Attaches to a `shoal.fit` that was sent to a cluster, and fetches its run."""
     sending = import_module("shoal.training.remote_fit")
     is_ray = cluster is not None and "://" in cluster
@@ -72,7 +72,7 @@ def attach(job: JobId, cluster: Cluster = None) -> None:
 def show_jobs(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
 ) -> None:
     """Lists the jobs of a cluster, newest first; see the subcommands for more."""
     context.obj = cluster
@@ -104,7 +104,7 @@ def show_logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow until the job ends.")
     ] = False,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
 ) -> None:
     """Prints the output of a job; Ctrl-C ends the printing, not the job.
 
@@ -132,7 +132,7 @@ def stop_job(
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL.")
     ] = 10.0,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
 ) -> None:
     """Ends all processes of a job; may be repeated."""
     jobs = _jobs(context, cluster)
@@ -148,7 +148,7 @@ def remove(
     ids: Annotated[
         list[str], typer.Argument(metavar="ID...", help="Job ids, or their beginnings.")
     ],
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
 ) -> None:
     """Removes jobs that have ended: script, log, and runs in the job's folder."""
     jobs = _jobs(context, cluster)

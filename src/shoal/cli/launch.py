@@ -138,7 +138,7 @@ def launch(  # noqa: PLR0913 - one argument for each option
         per_node=per_node, ps=ps, has_chief=chief, has_evaluator=evaluator,
         has_scheduler=scheduler,
     )  # fmt: skip
-    place = _place(hosts, cluster, shape)
+    place = _job_target(hosts, cluster, shape)
     where = folder or str(Path.cwd())
     shared = place.shared if shared is None else shared
     words = place.ssh if ssh is None else tuple(shlex.split(ssh))
@@ -182,7 +182,7 @@ def _refuse_what_means_nothing(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _JobTarget:
     """The hosts and the folder of a job."""
 
     nodes: list[Node]
@@ -190,7 +190,7 @@ class _Place:
     ssh: tuple[str, ...] = SSH
 
 
-def _place(hosts: str | None, cluster: str | None, shape: Shape) -> _Place:
+def _job_target(hosts: str | None, cluster: str | None, shape: Shape) -> _JobTarget:
     if hosts is not None and cluster is not None:
         raise ConfigError(
             f"--hosts {hosts} and --cluster {cluster} are both given. Expected one of "
@@ -199,8 +199,10 @@ def _place(hosts: str | None, cluster: str | None, shape: Shape) -> _Place:
     if cluster is not None:
         state = ClusterStore(environment().clusters).get(cluster)
         nodes, shared = cluster_nodes(state), state.shared or ""
-        return _Place(nodes=nodes, shared=shared, ssh=state.ssh)
-    return _Place(nodes=[this_machine(shape)] if hosts is None else read_nodes(hosts))
+        return _JobTarget(nodes=nodes, shared=shared, ssh=state.ssh)
+    return _JobTarget(
+        nodes=[this_machine(shape)] if hosts is None else read_nodes(hosts)
+    )
 
 
 @dataclass(frozen=True)

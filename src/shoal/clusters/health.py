@@ -29,7 +29,7 @@ CHECKS = (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class NodeMeasurements:
     """Measurements of a node.
 
     Args:
@@ -99,7 +99,7 @@ def examine(
                     *_machine(machines.get(node.address)),
                     *judge(
                         node,
-                        Reading(
+                        NodeMeasurements(
                             unreached=unreached.get(node) or lost.get(node, ""),
                             own=own.get(node, {}), reach=reach.get(node, {}),
                             is_in_ray=node.private in alive,
@@ -153,7 +153,7 @@ def _question(
 
 
 def judge(
-    node: NodeState, reading: Reading, *, is_head: bool, has_shared: bool
+    node: NodeState, reading: NodeMeasurements, *, is_head: bool, has_shared: bool
 ) -> list[Finding]:
     """Returns the findings from the measurements of a node.
 

@@ -70,7 +70,7 @@ class Feed:
     ) -> None:
         self._spool, self._passes, self._rows = spool, passes, chunk_rows
         self._packing, self._epochs = packing, epochs
-        self._desk = _Desk(spool, ahead_bytes, kept_bytes)
+        self._desk = _SpooledBatches(spool, ahead_bytes, kept_bytes)
         self._stop = threading.Event()
         self.failure: DataError | None = None
         self._thread = threading.Thread(
@@ -172,7 +172,7 @@ def next_chunk(
 
 
 @final
-class _Desk:
+class _SpooledBatches:
     """Batches in a spool, and which of them have been read."""
 
     def __init__(self, spool: Spool, ahead_bytes: int, kept_bytes: int) -> None:

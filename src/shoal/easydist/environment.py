@@ -19,7 +19,7 @@ from shoal.easydist.calling import CallSite, caller, the_model
 from shoal.easydist.experiment import Experiment, begin_experiment
 from shoal.easydist.optimizer import set_optimizer
 from shoal.easydist.place import bucket_of, url_of
-from shoal.easydist.report import Report, epoch_seconds
+from shoal.easydist.report import ExperimentReport, epoch_seconds
 from shoal.easydist.timing import LINES, spent, timed
 from shoal.errors import ConfigError, a_kind
 from shoal.plan import environment
@@ -227,11 +227,11 @@ def _listed(callbacks: Any) -> list[Any]:
 
 def _report(
     experiment: Experiment, history: Any, began: float, opening_s: float
-) -> Report:
+) -> ExperimentReport:
     run: StoredRun = experiment.run
     best = run.report.get("best")
     models = experiment.models
-    return Report(
+    return ExperimentReport(
         number=experiment.number,
         total_s=time.monotonic() - began,
         opening_s=opening_s,

@@ -11,7 +11,7 @@ from shoal.easydist.timing import Spent
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ExperimentReport:
     """The report of an experiment.
 
     Args:
@@ -28,7 +28,7 @@ class Report:
         run: Id of the run.
 
     Example:
-        >>> report = Report(
+        >>> report = ExperimentReport(
         ...     number=2, total_s=9.0, opening_s=0.5, spent=Spent(0.25, 4, 2),
         ...     epochs_s=(1.0, 2.0), best=("loss", 0.5, 1), models=("best.keras",),
         ... )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from shoal.launchers.base import Exit
-from shoal.launchers.node_agent import Arrival, Listening, Memory, Report
+from shoal.launchers.node_agent import AgentReport, Arrival, Listening, Memory
 from shoal.wire.frames import BadFrame
 
 Json: TypeAlias = dict[str, Any]
@@ -37,7 +37,7 @@ def pack(value: Any) -> Json:
                 "node": value.node, "node_id": value.node_id,
                 "versions": dict(value.versions), "memory": _pack_memory(value.memory),
             }  # fmt: skip
-        case Report():
+        case AgentReport():
             exits = {
                 token: [gone.name, gone.code, gone.reason, gone.output]
                 for token, gone in value.exits.items()
@@ -62,8 +62,8 @@ def parse(method: str, told: Mapping[str, Any]) -> Any:
         BadFrame: It is not what this method returns.
 
     Example:
-        >>> parse("report", pack(Report(lines=[("a", "epoch 1")])))
-        Report(lines=[('a', 'epoch 1')], exits={})
+        >>> parse("report", pack(AgentReport(lines=[("a", "epoch 1")])))
+        AgentReport(lines=[('a', 'epoch 1')], exits={})
     """
     try:
         match method:
@@ -82,7 +82,7 @@ def parse(method: str, told: Mapping[str, Any]) -> Any:
                     port=_number(told["port"]), descriptor=_number(told["descriptor"])
                 )
             case "report":
-                return Report(
+                return AgentReport(
                     lines=[(_text(t), _text(line)) for t, line in told["lines"]],
                     exits={_text(t): _exit(e) for t, e in told["exits"].items()},
                 )

@@ -89,7 +89,7 @@ class Arrival:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class AgentReport:
     """Events since the last report.
 
     Args:
@@ -246,7 +246,7 @@ class NodeAgent:
             if self._launcher is not None and token in self._tokens.values():
                 self._launcher.stop(self._inner(token), grace_s)
 
-    def report(self) -> Report:
+    def report(self) -> AgentReport:
         """Returns new events, after `BEAT_S` seconds at the latest."""
         until = time.monotonic() + BEAT_S
         while True:
@@ -269,7 +269,7 @@ class NodeAgent:
         finally:
             self._lock.release()
 
-    def _take(self) -> Report:
+    def _take(self) -> AgentReport:
         lines: list[tuple[str, str]] = []
         left = MOST_CHARACTERS
         while self._lines and left > 0:
@@ -278,7 +278,7 @@ class NodeAgent:
         exits: dict[str, Exit] = {}
         if not self._lines:
             exits, self._exits = self._exits, {}
-        return Report(lines=lines, exits=exits)
+        return AgentReport(lines=lines, exits=exits)
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends all processes, by force after `grace_s` seconds, and closes sockets."""

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from shoal.launchers.carrier import CallResult, Carrier, RequestedAgent
 from shoal.launchers.node_agent import Arrival, NodeAgent
-from shoal.launchers.ray_bundles import Bundle, Group
+from shoal.launchers.ray_bundles import Bundle, PlacementGroup
 from shoal.launchers.versions import versions
 
 ALONE_S = 60.0  # after this time without the cluster an agent and its process end
@@ -84,7 +84,7 @@ class RayCarrier(Carrier):
         "--object-store-memory), or pass files."
     )
 
-    def __init__(self, number: int, bundle: Bundle, group: Group) -> None:
+    def __init__(self, number: int, bundle: Bundle, group: PlacementGroup) -> None:
         self._number, self._bundle, self._group = number, bundle, group
         as_actor: Any = ray.remote  # Ray's types lack these options
         groups = {REPORTS: 1, WORK: 1}

@@ -45,7 +45,7 @@ class Bundle:
 
 
 @final
-class Group:
+class PlacementGroup:
     """A placement group: room for workers, in one piece.
 
     Args:

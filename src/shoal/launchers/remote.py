@@ -25,7 +25,7 @@ from shoal.host.private import alike
 from shoal.launchers.base import Exit, Launcher, NodeSocket, Role
 from shoal.launchers.carrier import CallResult, Carrier
 from shoal.launchers.data_broadcast import DataBroadcast
-from shoal.launchers.node_agent import BEAT_S, Arrival, Listening, Memory, Report
+from shoal.launchers.node_agent import BEAT_S, AgentReport, Arrival, Listening, Memory
 from shoal.launchers.shared import SharedBlob
 from shoal.launchers.versions import difference, versions
 from shoal.wire.tls import is_loopback
@@ -346,7 +346,7 @@ class RemoteLauncher(Launcher):
             return
         self._gone(slot, f"could not start a process: {result.error}", is_node=False)
 
-    def _heard(self, slot: AgentSlot, report: Report) -> None:
+    def _heard(self, slot: AgentSlot, report: AgentReport) -> None:
         for token, line in report.lines:
             process = self._processes.get(token)
             if process is not None and process.has_part:

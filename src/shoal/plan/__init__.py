@@ -43,12 +43,12 @@ from shoal.plan.request import (
     useful_workers,
 )
 from shoal.plan.validation import is_validated, read_freq
-from shoal.plan.variables import Environment, environment
+from shoal.plan.variables import EnvironmentVariables, environment
 
 __all__ = [
     "BATCH_SIZE",
     "DataFacts",
-    "Environment",
+    "EnvironmentVariables",
     "MachineFacts",
     "ModelFacts",
     "Monitor",

@@ -18,7 +18,7 @@ DEFAULT_CLUSTERS = "~/.shoal/clusters"
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Environment:
+class EnvironmentVariables:
     """Values of the SHOAL_* variables; an argument always overrides them.
 
     Args:
@@ -42,7 +42,7 @@ class Environment:
     clusters: str = DEFAULT_CLUSTERS
 
 
-def environment(variables: Mapping[str, str] | None = None) -> Environment:
+def environment(variables: Mapping[str, str] | None = None) -> EnvironmentVariables:
     """Reads the SHOAL_* variables; no other code does.
 
     Args:
@@ -63,7 +63,7 @@ def environment(variables: Mapping[str, str] | None = None) -> Environment:
     }
     workers, verbose = texts.get("workers"), texts.get("verbose")
     cache = texts.get("cache", DEFAULT_CACHE)
-    return Environment(
+    return EnvironmentVariables(
         runs=texts.get("runs", DEFAULT_ROOT),
         workers=None if workers is None else read_workers("SHOAL_WORKERS", workers),
         data=texts.get("data"),

@@ -18,7 +18,7 @@ Vectors = dict[int, Vector]
 
 @final
 @dataclass(kw_only=True, eq=False)
-class Stage:
+class ExchangeCase:
     """A center and its workers in the middle of a run, with read-only inputs.
 
     Vectors that the contract forbids to change are made read-only, so that

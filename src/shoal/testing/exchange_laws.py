@@ -15,7 +15,7 @@ from shoal.strategies.base import RoundStrategy, ServerStrategy
 from shoal.testing.exchange import (
     SIZE,
     WORKERS,
-    Stage,
+    ExchangeCase,
     equal,
     near,
     same,
@@ -27,7 +27,7 @@ from shoal.vectors import Vector
 
 def conserves(strategy: Strategy) -> None:
     """An exchange keeps the sum of all local vectors and the center (to 1e-5)."""
-    stage = Stage(strategy=strategy)
+    stage = ExchangeCase(strategy=strategy)
     for _ in range(5):
         stage.wander()
         before = stage.center + np.sum(list(stage.local.values()), axis=0)
@@ -40,7 +40,7 @@ def ignores_order(strategy: Strategy) -> None:
     """The order of arrival changes no bit; renaming workers changes one ulp at most."""
     samples = {0: 8.0, 1: 5.0, 2: 1.0}
     moved = {0: 2, 1: 0, 2: 1}
-    stages = [Stage(strategy=strategy) for _ in range(3)]
+    stages = [ExchangeCase(strategy=strategy) for _ in range(3)]
     for stage in stages:
         stage.wander()
     messages, facts = stages[0].push(), stages[0].facts(samples)
@@ -61,7 +61,7 @@ def ignores_order(strategy: Strategy) -> None:
 
 def repeats_nothing(strategy: Strategy) -> None:
     """A round of equal messages moves the center as one of them does (to 1e-5)."""
-    many, one = Stage(strategy=strategy), Stage(strategy=strategy)
+    many, one = ExchangeCase(strategy=strategy), ExchangeCase(strategy=strategy)
     many.wander()
     message, fact = many.push()[0], Facts(samples=8.0, workers=1)
     replies = many.serve(
@@ -77,8 +77,8 @@ def repeats_nothing(strategy: Strategy) -> None:
 
 def equals_downpour(strategy: Strategy) -> None:
     """DynSGD with fresh messages and ADAG with one step a window are Downpour."""
-    stage = Stage(strategy=strategy)
-    downpour = Stage(strategy=Downpour())
+    stage = ExchangeCase(strategy=strategy)
+    downpour = ExchangeCase(strategy=Downpour())
     for exchange in range(3):
         for each in (stage, downpour):
             each.wander()
@@ -91,7 +91,7 @@ def equals_downpour(strategy: Strategy) -> None:
 def equals_local_sgd(strategy: DiLoCo) -> None:
     """With outer learning rate 1 and no outer momentum it is local SGD (to 1e-5)."""
     plain = DiLoCo(outer_learning_rate=1.0, outer_momentum=0.0, period=strategy.period)
-    stages = Stage(strategy=plain), Stage(strategy=LocalSGD())
+    stages = ExchangeCase(strategy=plain), ExchangeCase(strategy=LocalSGD())
     for samples in ({}, {0: 8.0, 1: 3.0, 2: 0.5}):
         for stage in stages:
             stage.wander()
@@ -103,7 +103,7 @@ def equals_local_sgd(strategy: DiLoCo) -> None:
 
 def ones_stay_ones(strategy: Strategy) -> None:
     """If no worker moves, nothing moves: three epochs of ones give ones."""
-    stage = Stage(strategy=strategy)
+    stage = ExchangeCase(strategy=strategy)
     stage.center[:] = 1
     ones = sealed(np.ones(SIZE, np.float32))
     stage.local = stage.anchor = dict.fromkeys(range(WORKERS), ones)
@@ -121,7 +121,7 @@ def ones_stay_ones(strategy: Strategy) -> None:
 
 def weightless_rounds_are_finite(strategy: Strategy) -> None:
     """Messages of no weight, as zero sample weights give, make no NaN."""
-    stage = Stage(strategy=strategy)
+    stage = ExchangeCase(strategy=strategy)
     stage.wander()
     replies = stage.serve(stage.push(), stage.facts(dict.fromkeys(range(WORKERS), 0.0)))
     for found in (stage.center, *replies.values()):
@@ -130,7 +130,7 @@ def weightless_rounds_are_finite(strategy: Strategy) -> None:
 
 def survives_checkpoint(strategy: Strategy) -> None:
     """A run restored from its saved state goes on bit for bit."""
-    first, second = Stage(strategy=strategy), Stage(strategy=strategy)
+    first, second = ExchangeCase(strategy=strategy), ExchangeCase(strategy=strategy)
     for stage in (first, second):
         for _ in range(4):
             stage.wander()
@@ -153,7 +153,7 @@ def survives_checkpoint(strategy: Strategy) -> None:
 
 def changes_only_center_and_state(strategy: Strategy) -> None:
     """Messages and local vectors keep their bytes; state stays float32, in place."""
-    stage = Stage(strategy=strategy)
+    stage = ExchangeCase(strategy=strategy)
     state = dict(stage.state)
     for name, vector in state.items():
         same(vector.dtype, np.dtype(np.float32), f"dtype of state {name!r}")
@@ -182,7 +182,7 @@ def changes_only_center_and_state(strategy: Strategy) -> None:
 
 def keeps_steps_taken_meanwhile(strategy: Strategy) -> None:
     """Steps taken during an exchange are kept by the pull (to 1e-5)."""
-    stage = Stage(strategy=strategy)
+    stage = ExchangeCase(strategy=strategy)
     stage.wander()
     pushed, anchor = stage.local[0], stage.anchor[0]
     reply = stage.serve(stage.push(), stage.facts())[0]
@@ -195,7 +195,7 @@ def keeps_steps_taken_meanwhile(strategy: Strategy) -> None:
 def delivers_short_windows(strategy: Strategy) -> None:
     """A window of a single step is not lost on the way to the center."""
     for steps in (1, 2, max(1, strategy.period)):
-        stage = Stage(strategy=strategy, workers=1)
+        stage = ExchangeCase(strategy=strategy, workers=1)
         stage.wander()
         before = stage.center.copy()
         reply = stage.serve(stage.push(steps), stage.facts())[0]
@@ -205,7 +205,7 @@ def delivers_short_windows(strategy: Strategy) -> None:
 
 def divides_by_steps_taken(strategy: Strategy) -> None:
     """ADAG divides by the steps really taken, not by the period (to 1e-5)."""
-    stage = Stage(strategy=strategy)
+    stage = ExchangeCase(strategy=strategy)
     stage.wander()
     change = stage.local[0] - stage.anchor[0]
     for steps in (1, 3, ADAG().period):
@@ -214,7 +214,7 @@ def divides_by_steps_taken(strategy: Strategy) -> None:
 
 def writes_in_place_the_same(strategy: Strategy) -> None:
     """Verbs that write in place equal those that return their result."""
-    returned, written = Stage(strategy=strategy), Stage(strategy=strategy)
+    returned, written = ExchangeCase(strategy=strategy), ExchangeCase(strategy=strategy)
     for _ in range(4):
         returned.wander()
         written.wander()
@@ -243,7 +243,7 @@ def writes_in_place_the_same(strategy: Strategy) -> None:
 
 def needs_no_anchor(strategy: Strategy) -> None:
     """Messages and local vectors are the same with the start of the steps as anchor."""
-    stage = Stage(strategy=strategy)
+    stage = ExchangeCase(strategy=strategy)
     for _ in range(4):
         start = dict(stage.local)
         stage.wander()
@@ -259,7 +259,7 @@ def needs_no_anchor(strategy: Strategy) -> None:
 
 def changes_of_zero_change_nothing(strategy: Strategy) -> None:
     """If a message or a reply is a change, one of zeros changes nothing."""
-    stage = Stage(strategy=strategy)
+    stage = ExchangeCase(strategy=strategy)
     stage.wander()
     none = sealed(np.zeros(SIZE, np.float32))
     if strategy.message_is_change:
@@ -277,7 +277,7 @@ def changes_of_zero_change_nothing(strategy: Strategy) -> None:
 
 def works_on_segments(strategy: Strategy) -> None:
     """All verbs on two halves equal them on the whole, bit for bit."""
-    whole, halves = Stage(strategy=strategy), Stage(strategy=strategy)
+    whole, halves = ExchangeCase(strategy=strategy), ExchangeCase(strategy=strategy)
     cut = (slice(0, 5), slice(5, SIZE))
     for _ in range(4):
         whole.wander()
@@ -305,7 +305,7 @@ def works_on_segments(strategy: Strategy) -> None:
 
 def _shares_no_memory(strategy: Strategy) -> None:
     """Two segments may be processed at once: results share no memory."""
-    stage, half = Stage(strategy=strategy), SIZE // 2
+    stage, half = ExchangeCase(strategy=strategy), SIZE // 2
     stage.wander()
     messages, facts = stage.push(), stage.facts()
 

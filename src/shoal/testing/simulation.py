@@ -118,13 +118,13 @@ def simulate(
     if strategy.period == 0:
         whole = math.ceil(problem.rows / (batch_size * workers))
         strategy = replace(strategy, period=whole)
-    cluster = _Cluster(strategy, problem, workers, batch_size, learning_rate, seed)
+    cluster = _SimulatedRun(strategy, problem, workers, batch_size, learning_rate, seed)
     for epoch in range(epochs):
         cluster.train_epoch(epoch)
     return cluster.outcome()
 
 
-class _Cluster:
+class _SimulatedRun:
     """The server and its workers during one simulated run."""
 
     def __init__(

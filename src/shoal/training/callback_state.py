@@ -33,7 +33,7 @@ MOST_BYTES = 16_000_000
 
 
 @final
-class Frozen(NamedTuple):
+class FixedVariables(NamedTuple):
     """Large variables of a model that training does not change.
 
     Args:
@@ -55,7 +55,7 @@ class Frozen(NamedTuple):
         return None
 
 
-NOTHING = Frozen((), {})
+NOTHING = FixedVariables((), {})
 
 
 def checks_of(values: Sequence[Any]) -> dict[int, int]:
@@ -85,7 +85,7 @@ class CallbackStates:
         self._warn, self._most_bytes = warn, most_bytes
         self._left_out: set[tuple[int, str]] = set()
 
-    def take(self, callbacks: Sequence[Any], frozen: Frozen = NOTHING) -> bytes:
+    def take(self, callbacks: Sequence[Any], frozen: FixedVariables = NOTHING) -> bytes:
         """Returns the present state of callbacks.
 
         Args:
@@ -97,7 +97,7 @@ class CallbackStates:
         return pickle.dumps(states)
 
     def _state(
-        self, place: int, callback: Any, frozen: Frozen
+        self, place: int, callback: Any, frozen: FixedVariables
     ) -> tuple[str, dict[str, bytes]]:
         found: dict[str, bytes] = {}
         attributes: Mapping[str, Any] = vars(callback)
@@ -120,7 +120,9 @@ class CallbackStates:
         return name, found
 
 
-def give_back(callbacks: Sequence[Any], blob: bytes, frozen: Frozen = NOTHING) -> None:
+def give_back(
+    callbacks: Sequence[Any], blob: bytes, frozen: FixedVariables = NOTHING
+) -> None:
     """Restores the state of callbacks of an earlier process.
 
     Args:
@@ -175,7 +177,7 @@ class _Pickler(cloudpickle.Pickler):
         frozen: Frozen variables of the model.
     """
 
-    def __init__(self, memory: _Memory, frozen: Frozen) -> None:
+    def __init__(self, memory: _Memory, frozen: FixedVariables) -> None:
         super().__init__(memory)
         self._frozen = frozen
 
@@ -194,7 +196,7 @@ class _Pickler(cloudpickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Reads the output of `_Pickler`."""
 
-    def __init__(self, memory: io.BytesIO, frozen: Frozen) -> None:
+    def __init__(self, memory: io.BytesIO, frozen: FixedVariables) -> None:
         super().__init__(memory)
         self._frozen = frozen
 
@@ -203,7 +205,7 @@ class _Unpickler(pickle.Unpickler):
         return np.array(self._frozen.values[pid])
 
 
-def _pickled(value: Any, most_bytes: int, frozen: Frozen) -> bytes:
+def _pickled(value: Any, most_bytes: int, frozen: FixedVariables) -> bytes:
     memory = _Memory(most_bytes)
     _Pickler(memory, frozen).dump(value)
     return memory.getvalue()

@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.engine.controller.observer import Observer
-from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.server.records import EpochEnd, Record, Rescue
 from shoal.engine.transport.changes import Changes, unstamped
 from shoal.models.inspection import learning_rate_of
@@ -33,7 +33,7 @@ from shoal.training.copies import Copies
 from shoal.training.evaluator import Evaluator, Score
 from shoal.training.hooks import BatchHooks
 from shoal.training.in_step import InStep
-from shoal.training.progress import Progress
+from shoal.training.progress import ProgressDisplay
 from shoal.training.resume_state import Diary, ResumeState
 from shoal.training.user_model import UserModel
 from shoal.training.validation import Validation
@@ -153,7 +153,7 @@ class Driver(Observer):
     def follow(self, plan: Plan) -> None:
         """Sets the plan of the run, or another one before its first epoch."""
         self._plan, self._order = plan, plan.order()
-        self._progress = Progress(plan, self._options.verbose)
+        self._progress = ProgressDisplay(plan, self._options.verbose)
         self._epoch = _Epoch(number=plan.request.initial_epoch)
 
     # --------------------------------------------------------- start and end
@@ -367,7 +367,7 @@ class Driver(Observer):
         self._run.event(kind, **fields)
         self._progress.event(kind, fields)
 
-    def on_checkpoint(self, found: Restart) -> None:
+    def on_checkpoint(self, found: ServerCheckpoint) -> None:
         """Stores the server's state together with the state of this process."""
         if self._options.keep is None:
             return

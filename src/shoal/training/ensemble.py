@@ -34,15 +34,15 @@ from shoal.runs.base import Run
 from shoal.terminal import say
 from shoal.training.driver import DriverOptions
 from shoal.training.ensemble_records import EnsembleRecords, MemberRun
-from shoal.training.read_fit import SEED_LIMIT, Ready
+from shoal.training.read_fit import SEED_LIMIT, PreparedFit
 from shoal.training.sampling import sampling
 from shoal.training.shared_rows import write_data
-from shoal.training.start_run import Outcome, Work, train
+from shoal.training.start_run import TrainingResult, Work, train
 
 TURN_S = 0.1
 
 
-def train_members(ready: Ready, run: Run) -> Outcome:
+def train_members(ready: PreparedFit, run: Run) -> TrainingResult:
     """Trains every member; `ready.work.model` becomes the best one.
 
     Returns:
@@ -80,10 +80,10 @@ def train_members(ready: Ready, run: Run) -> Outcome:
     history.members = [outcomes[place].history for place in order]
     history.predict = Combined(tuple(models))
     steps = [o.first_step for o in outcomes if o.first_step is not None]
-    return Outcome(history=history, first_step=min(steps, default=None))
+    return TrainingResult(history=history, first_step=min(steps, default=None))
 
 
-def _rescue(ready: Ready, works: Sequence[Work], run: Run) -> None:
+def _rescue(ready: PreparedFit, works: Sequence[Work], run: Run) -> None:
     """Handles Ctrl-C: the model becomes the best member so far; prints a line."""
     # A member that has not begun has no history.
     found = [getattr(work.model, "history", None) for work in works]
@@ -122,7 +122,7 @@ class Combined:
         return tree.map_structure(lambda *parts: np.mean(parts, axis=0), *found)
 
 
-def _works(ready: Ready) -> list[Work]:
+def _works(ready: PreparedFit) -> list[Work]:
     """Returns a model for each member.
 
     A callable makes each model; a model is copied, so that members start from the
@@ -155,8 +155,8 @@ def _reseed(model: Any, member: int) -> None:
 
 
 def _train_all(
-    ready: Ready, works: Sequence[Work], member_records: EnsembleRecords
-) -> list[Outcome]:
+    ready: PreparedFit, works: Sequence[Work], member_records: EnsembleRecords
+) -> list[TrainingResult]:
     """Trains members in threads, as many at a time as there are workers."""
     jobs = [
         replace(_options(ready, work, member), on_turn=member_records.heed)
@@ -166,7 +166,7 @@ def _train_all(
     for place in ready.plan.places:
         places.put(place)
     with ThreadPoolExecutor(ready.plan.workers, "shoal-member") as pool:
-        futures: list[Future[Outcome]] = []
+        futures: list[Future[TrainingResult]] = []
         try:
             for member, (work, options) in enumerate(zip(works, jobs, strict=True)):
                 plan = _member_plan(ready.plan, member)
@@ -188,7 +188,7 @@ def _train_all(
         return [future.result() for future in futures]
 
 
-def _are_over(futures: Sequence[Future[Outcome]]) -> bool:
+def _are_over(futures: Sequence[Future[TrainingResult]]) -> bool:
     """Waits a moment for the end of all members, or for a failure."""
     found = wait(futures, timeout=TURN_S, return_when=FIRST_EXCEPTION)
     return not found.not_done or any(f.exception() for f in found.done)
@@ -196,7 +196,7 @@ def _are_over(futures: Sequence[Future[Outcome]]) -> bool:
 
 def _train_member(
     places: SimpleQueue[Place], plan: Plan, work: Work, run: Run, options: DriverOptions
-) -> Outcome:
+) -> TrainingResult:
     """Trains one member on a GPU without another one, if there are GPUs."""
     if not plan.places:
         return train(plan, work, run, options)
@@ -244,7 +244,7 @@ def _member_plan(plan: Plan, member: int) -> Plan:
     )
 
 
-def _options(ready: Ready, work: Work, member: int) -> DriverOptions:
+def _options(ready: PreparedFit, work: Work, member: int) -> DriverOptions:
     """Returns callbacks and validation of one member."""
     try:
         callbacks = copy.deepcopy(ready.call.callbacks)

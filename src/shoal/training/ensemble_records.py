@@ -16,7 +16,7 @@ import numpy as np
 from shoal.plan import Plan
 from shoal.runs.base import Run, Which
 from shoal.runs.events import Event
-from shoal.training.progress import Progress
+from shoal.training.progress import ProgressDisplay
 
 
 @final
@@ -32,7 +32,7 @@ class EnsembleRecords:
     def __init__(self, run: Run, plan: Plan, verbose: int | str) -> None:
         self.run, self.stop = run, threading.Event()
         self._plan = plan
-        self._progress = Progress(plan, verbose)
+        self._progress = ProgressDisplay(plan, verbose)
         self._lock = threading.Lock()
         self._epochs: dict[int, dict[int, Event]] = {}
 

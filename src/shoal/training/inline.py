@@ -34,7 +34,7 @@ from shoal.runs.base import Run
 from shoal.strategies.base import Facts
 from shoal.training.driver import Driver, DriverOptions
 from shoal.training.inline_workers import InlineWorker, InlineWorkers
-from shoal.training.start_run import Outcome, Work, begin, rescue, rules
+from shoal.training.start_run import TrainingResult, Work, begin, rescue, rules
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
 
 Speeds: TypeAlias = Callable[[int], float]
@@ -55,7 +55,7 @@ def train(
     run: Run,
     options: DriverOptions,
     speeds: Speeds = equal_speeds,
-) -> Outcome:
+) -> TrainingResult:
     """Trains like `start_run.train`, with all workers in this thread.
 
     With rounds the outcome is that of a run on processes to float tolerance. With
@@ -81,7 +81,7 @@ def train(
     try:
         with work.source.serving():
             cluster.run()
-        return Outcome(history=driver.end(), first_step=driver.first_step)
+        return TrainingResult(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
         rescue(driver, cluster.rescue, is_told=options.verbose != 0)
         raise

@@ -119,7 +119,7 @@ def _joined(fields: Sequence[Field]) -> str:
 
 
 @final
-class Progress:
+class ProgressDisplay:
     """Shows a run as `verbose` asks, as in Keras.
 
     Args:

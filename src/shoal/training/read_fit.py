@@ -49,7 +49,7 @@ SEED_LIMIT = 2**31 - 1
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class PreparedFit:
     """A call that was read and checked.
 
     Args:
@@ -82,7 +82,7 @@ class Ready:
         )
 
 
-def read(call: FitCall, *, is_plan: bool = False) -> Ready:
+def read(call: FitCall, *, is_plan: bool = False) -> PreparedFit:
     """Reads and decides everything, and starts nothing.
 
     Args:
@@ -137,7 +137,7 @@ def read(call: FitCall, *, is_plan: bool = False) -> Ready:
         factory=factory,
         sample=sample,
     )
-    return Ready(
+    return PreparedFit(
         plan=plan,
         often=often,
         validation=read_validation(

@@ -40,7 +40,7 @@ from shoal.runs.store import StoredRun, create, model_file, open_run
 from shoal.terminal import Lines, say, say_output, write
 from shoal.training.fit_call import FitCall
 from shoal.training.inputs import MOST_DATA_BYTES, write_inputs
-from shoal.training.read_fit import Ready, read
+from shoal.training.read_fit import PreparedFit, read
 from shoal.training.run_fit import inputs_of
 from shoal.training.start_run import announce
 
@@ -215,7 +215,7 @@ def there(given: Any) -> Any:
     return cluster.inside() if isinstance(cluster, Cluster) else "ray"
 
 
-def _fill(record: StoredRun, ready: Ready, cluster: Any) -> None:
+def _fill(record: StoredRun, ready: PreparedFit, cluster: Any) -> None:
     """Writes the run's inputs, for the process that trains it on a cluster."""
     source = ready.work.source
     if isinstance(source, ArraySource) and source.size_bytes > MOST_DATA_BYTES:

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.engine.coordination.skipped import Skipped
-from shoal.engine.server.checkpoint import Restart, Snapshot
+from shoal.engine.server.checkpoint import OptimizerSnapshot, ServerCheckpoint
 from shoal.errors import CheckpointError
 from shoal.runs.checkpoints import Checkpoint
 
@@ -53,7 +53,7 @@ class Diary:
 class ResumeState:
     """The state of a run on the server, and in the user's process."""
 
-    restart: Restart
+    restart: ServerCheckpoint
     diary: Diary
 
     def to_checkpoint(self) -> Checkpoint:
@@ -99,16 +99,18 @@ class ResumeState:
             ) from error
 
 
-def _restart(checkpoint: Checkpoint) -> Restart:
+def _restart(checkpoint: Checkpoint) -> ServerCheckpoint:
     document = checkpoint.document
-    return Restart(
+    return ServerCheckpoint(
         sequencer=dict(document["sequencer"]),
         arrays=dict(checkpoint.arrays),
         blob=checkpoint.blobs[OPTIMIZER],
         changes=int(document.get("changes", 0)),
         left_out=Skipped.from_json(document["left_out"]),
         snapshots={
-            rank: Snapshot(incarnation, sequence, checkpoint.blobs[_name(rank)])
+            rank: OptimizerSnapshot(
+                incarnation, sequence, checkpoint.blobs[_name(rank)]
+            )
             for rank, incarnation, sequence in document["snapshots"]
         },
     )

@@ -41,7 +41,7 @@ from shoal.training.resume_state import ResumeState
 from shoal.training.run_fit import follow, keeping
 from shoal.training.same_files import check_files
 from shoal.training.sampling import sampling
-from shoal.training.start_run import Outcome, Work, train
+from shoal.training.start_run import TrainingResult, Work, train
 from shoal.training.validation import Validation, check_late, validating
 
 
@@ -99,7 +99,7 @@ def resume(call: Call) -> Any:
         number = 0 if found is None else found.number + 1
         writer = CheckpointWriter(record.folder, warn, first=number, store=store)
 
-        def go_on() -> Outcome:
+        def go_on() -> TrainingResult:
             with (
                 sampling(record, check) as on_turn,
                 staged(plan, allocation) as pool,

@@ -33,9 +33,9 @@ from shoal.training.fit_call import FitCall
 from shoal.training.inputs import Inputs, write_inputs
 from shoal.training.likeness import Likeness
 from shoal.training.progress import warn_aside
-from shoal.training.read_fit import Ready, read
+from shoal.training.read_fit import PreparedFit, read
 from shoal.training.sampling import sampling
-from shoal.training.start_run import Outcome, announce, train
+from shoal.training.start_run import TrainingResult, announce, train
 
 RETRIES_S = (0.5, 2.0)
 
@@ -71,7 +71,7 @@ def perform(call: FitCall, context: FitContext) -> Any:
         announce(plan, record)
         writer = _writer(ready, record)
 
-        def work() -> Outcome:
+        def work() -> TrainingResult:
             for text in plan.warnings:
                 record.event("warning", text=text)
                 # Warnings name the caller of `fit`, four calls away.
@@ -87,7 +87,7 @@ def follow(
     record: Run,
     model: Any,
     began: float,
-    work: Callable[[], Outcome],
+    work: Callable[[], TrainingResult],
     writer: CheckpointWriter | None,
 ) -> Any:
     """Trains, saves the model, and records the end.
@@ -192,7 +192,7 @@ def _tell_of_resume(
         )
 
 
-def _writer(ready: Ready, record: Run) -> CheckpointWriter | None:
+def _writer(ready: PreparedFit, record: Run) -> CheckpointWriter | None:
     """Returns the writer of checkpoints, for a run that can be resumed."""
     is_kept = ready.often is not None and not (
         ready.plan.strategy.is_independent or ready.plan.request.cluster == "inline"
@@ -206,8 +206,11 @@ def _writer(ready: Ready, record: Run) -> CheckpointWriter | None:
 
 
 def _train(
-    ready: Ready, record: Run, context: FitContext, writer: CheckpointWriter | None
-) -> Outcome:
+    ready: PreparedFit,
+    record: Run,
+    context: FitContext,
+    writer: CheckpointWriter | None,
+) -> TrainingResult:
     if ready.plan.strategy.is_independent:
         return train_members(ready, record)
     if ready.plan.request.cluster == "inline":
@@ -239,7 +242,7 @@ def warner(record: Run) -> Callable[[str], None]:
     return warn
 
 
-def inputs_of(ready: Ready) -> Inputs:
+def inputs_of(ready: PreparedFit) -> Inputs:
     """Returns the inputs of the run, for another process that may resume it."""
     call, validation = ready.call, ready.validation
     settings = {

@@ -16,7 +16,7 @@ from shoal.backends.base import ComputeSpec, Mass, RateScaling
 from shoal.backends.fixed import most_bytes, size_bytes
 from shoal.data import Source
 from shoal.data.chunks import first_rows
-from shoal.engine.controller.controller import Controller, Job
+from shoal.engine.controller.controller import Controller, ControllerSpec
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.restart_policy import RestartPolicy
@@ -124,7 +124,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrainingResult:
     """Result of training.
 
     Args:
@@ -143,7 +143,7 @@ def train(
     run: Run,
     options: DriverOptions,
     pool: ProcessPool | None = None,
-) -> Outcome:
+) -> TrainingResult:
     """Trains `work.model` on processes of this machine, or on those of a pool.
 
     Args:
@@ -181,7 +181,7 @@ def train(
         check()
         with work.source.serving():
             controller.run()
-        return Outcome(history=driver.end(), first_step=driver.first_step)
+        return TrainingResult(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
         if not origin.is_forked:
             rescue(driver, controller.rescue, is_told=options.verbose != 0)
@@ -296,9 +296,9 @@ def begin(
     return plan
 
 
-def _job(plan: Plan, run: Run, options: DriverOptions) -> Job:
+def _job(plan: Plan, run: Run, options: DriverOptions) -> ControllerSpec:
     resume_state = options.resume_state
-    return Job(
+    return ControllerSpec(
         workers=plan.workers,
         policy=RestartPolicy(
             max_restarts=plan.request.max_restarts, min_workers=plan.min_workers

@@ -30,7 +30,7 @@ from shoal.optimizers import (
     rate_variable,
     step_of,
 )
-from shoal.training.callback_state import Frozen, checks_of
+from shoal.training.callback_state import FixedVariables, checks_of
 from shoal.vectors import (
     Layout,
     Vector,
@@ -99,9 +99,9 @@ class UserModel:
         self._statistics_layout.scatter(statistics, self._statistics)
 
     @property
-    def frozen(self) -> Frozen:
+    def frozen(self) -> FixedVariables:
         """Returns the large local variables with the model's initial values."""
-        return Frozen(_Values(self._local), self._checks)
+        return FixedVariables(_Values(self._local), self._checks)
 
     def moved(self) -> dict[int, Any]:
         """Returns copies of variables that training changes, by index among all.

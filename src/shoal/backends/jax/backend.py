@@ -21,9 +21,9 @@ from shoal.backends.fixed import Fixed
 from shoal.backends.jax import convolution as jax_convolution
 from shoal.backends.jax import random_bits as jax_random
 from shoal.backends.jax.gradient import Gradient
-from shoal.backends.jax.keep import Copies, Kept
+from shoal.backends.jax.keep import CopyBuffers, KeptState
 from shoal.backends.jax.parts import Array, Parts, State
-from shoal.backends.jax.window import Window
+from shoal.backends.jax.window import WindowProgram
 from shoal.vectors import Vector
 
 
@@ -36,13 +36,13 @@ class JaxBackend(Backend):
             jax_random.install()
         self._spec, self.model = spec, model
         self._parts = parts = Parts(model, spec)
-        self._window, self._gradient = Window(parts), Gradient(parts)
+        self._window, self._gradient = WindowProgram(parts), Gradient(parts)
         self._is_stepwise: bool | None = None  # unknown until the first data
         self.layout = parts.layout
         self.statistics_layout = parts.statistics_layout
         self.metrics_size = parts.metrics_size
         self._sums = np.zeros(self.metrics_size)
-        self._copies = Copies()
+        self._copies = CopyBuffers()
         self._undone: dict[int, Any] = {}  # local state before the last gradient
         self._last: Data | None = None  # rows of a step, for `skip`
         self._warm = set[str]()
@@ -242,7 +242,7 @@ class JaxBackend(Backend):
 
     def revert(self, kept: tuple[Any, ...]) -> None:
         """Restores a kept state."""
-        self.state = self._copies.restored(Kept(*kept))
+        self.state = self._copies.restored(KeptState(*kept))
         self._sums[:] = 0.0
 
     def fork(self, rank: int) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shoal.backends.jax.parts import State
 
 
-class Kept(NamedTuple):
+class KeptState(NamedTuple):
     """A state, with its donated parts as plain arrays.
 
     Args:
@@ -27,7 +27,7 @@ class Kept(NamedTuple):
 
 
 @final
-class Copies:
+class CopyBuffers:
     """Reusable memory for copies of the donated parts of a state.
 
     On the CPU copies go into the same memory each time: new memory takes seven times
@@ -37,7 +37,7 @@ class Copies:
     def __init__(self) -> None:
         self._memory: list[npt.NDArray[Any]] = []
 
-    def keep(self, kept: State, given: State) -> Kept:
+    def keep(self, kept: State, given: State) -> KeptState:
         """Copies the donated parts; the copy is valid until the next call.
 
         Args:
@@ -46,15 +46,15 @@ class Copies:
         """
         leaves, structure = jax.tree.flatten(given)
         if jax.default_backend() != "cpu":
-            return Kept(kept, [jnp.array(leaf) for leaf in leaves], structure)
+            return KeptState(kept, [jnp.array(leaf) for leaf in leaves], structure)
         shapes = [leaf.shape for leaf in leaves]
         if [memory.shape for memory in self._memory] != shapes:
             self._memory = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
         for memory, leaf in zip(self._memory, leaves, strict=True):
             np.copyto(memory, np.asarray(leaf))
-        return Kept(kept, self._memory, structure)
+        return KeptState(kept, self._memory, structure)
 
-    def restored(self, kept: Kept) -> State:
+    def restored(self, kept: KeptState) -> State:
         """Returns the copied state; its parts may be donated to programs."""
         leaves = [jnp.array(leaf) for leaf in kept.leaves]
         return kept.kept.merged(jax.tree.unflatten(kept.structure, leaves))

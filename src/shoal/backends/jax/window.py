@@ -14,7 +14,7 @@ from shoal.backends.parts import wide
 
 
 @final
-class Window:
+class WindowProgram:
     """Many local steps as one compiled loop, or one step at a time.
 
     XLA's convolutions on CPU take about twenty times as long within a loop as outside:

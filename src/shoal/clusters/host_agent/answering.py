@@ -16,7 +16,7 @@ SIGN = "SHOAL: "  # prefix of the answer: a shell's startup files may print, too
 TAIL = 12  # lines that an error shows
 
 
-class Refused(Exception):
+class UserError(Exception):
     """An error that the user can correct, in words."""
 
 
@@ -25,7 +25,7 @@ def answer(verbs: dict[str, Verb]) -> None:
     request = json.loads(sys.stdin.buffer.readline())
     try:
         told = verbs[request.pop("verb")](request)
-    except Refused as refused:
+    except UserError as refused:
         told = {"refused": str(refused)}
     except Exception:
         told = {"refused": "; ".join(traceback.format_exc().splitlines()[-3:])}
@@ -53,7 +53,7 @@ def run(words: list[str], until: float, **more: Any) -> None:
         if not done.returncode:
             return
     last = said.splitlines()[-1:] or ["it wrote nothing"]
-    raise Refused(f"`{' '.join(words[:4])} ...` {why}: {last[0]}\n{said}")
+    raise UserError(f"`{' '.join(words[:4])} ...` {why}: {last[0]}\n{said}")
 
 
 def tail(said: Any) -> str:

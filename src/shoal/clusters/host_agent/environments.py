@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from shoal.clusters.host_agent.answering import Fields, Refused, run
+from shoal.clusters.host_agent.answering import Fields, UserError, run
 
 GPU_LIMIT_S = 30.0
 
@@ -82,7 +82,7 @@ def install(request: Fields) -> Fields:
     archive = io.BytesIO(sys.stdin.buffer.read(request["size"]))
     folder = environment_folder(request["environment"])
     if folder is None:
-        raise Refused("no environment was named")
+        raise UserError("no environment was named")
     folder.parent.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + request["limit_s"]
     with open(f"{folder}.lock", "w") as lock:
@@ -98,7 +98,7 @@ def _take(lock: IO[str], until: float) -> None:
             return fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() > until:
-                raise Refused(f"another process keeps {lock.name}") from None
+                raise UserError(f"another process keeps {lock.name}") from None
             time.sleep(0.2)
 
 

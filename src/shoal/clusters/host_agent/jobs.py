@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.clusters.host_agent.answering import Fields, Refused
+from shoal.clusters.host_agent.answering import Fields, UserError
 from shoal.clusters.host_agent.nodes import check_own, make_own, ray_variables
 from shoal.clusters.host_agent.processes import began, still_there, sweep
 
@@ -42,7 +42,7 @@ def jobs_folder(shared: str | None) -> Path:
             one.
 
     Raises:
-        Refused: Other users could put files there, which would be run.
+        UserError: Other users could put files there, which would be run.
     """
     if not shared:
         return Path.home() / ".shoal" / "jobs"
@@ -56,10 +56,10 @@ def job_folder(request: Fields) -> Path:
     """Returns the folder of a job.
 
     Raises:
-        Refused: Its id would lead outside.
+        UserError: Its id would lead outside.
     """
     if not re.fullmatch(r"\w[\w-]{0,99}", request["id"]):
-        raise Refused(f"no job is called {request['id']!r}")
+        raise UserError(f"no job is called {request['id']!r}")
     return jobs_folder(request["shared"]) / request["id"]
 
 
@@ -129,7 +129,7 @@ def stop_job(request: Fields) -> Fields:
     try:
         record = json.loads((folder / "job.json").read_text())
     except (OSError, ValueError):
-        raise Refused(f"there is no job {request['id']}") from None
+        raise UserError(f"there is no job {request['id']}") from None
     if _state(folder, record) != "running":
         return {"ended": 0}
     (folder / "stopped").touch()
@@ -145,7 +145,7 @@ def remove_job(request: Fields) -> Fields:
     with suppress(OSError, ValueError):
         record = json.loads((folder / "job.json").read_text())
         if _state(folder, record) == "running":
-            raise Refused(f"the job {request['id']} is running; stop it first")
+            raise UserError(f"the job {request['id']} is running; stop it first")
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # a folder that is not empty stays
         folder.parent.rmdir()

@@ -14,7 +14,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from shoal.clusters.host_agent.answering import Fields, Refused, run
+from shoal.clusters.host_agent.answering import Fields, UserError, run
 from shoal.clusters.host_agent.environments import remove_environment
 from shoal.clusters.host_agent.processes import began, marked, sweep
 
@@ -58,7 +58,7 @@ def start(request: Fields) -> Fields:
             },
             cwd=str(Path.home()),
         )
-    except Refused:
+    except UserError:
         end(mark)
         raise
     pids = {str(pid): began(pid) for pid in processes_of(mark)}
@@ -70,7 +70,7 @@ def make_own(folder: Path) -> None:
     """Makes a private folder under a name that others can know.
 
     Raises:
-        Refused: It existed, and others could write into it.
+        UserError: It existed, and others could write into it.
     """
     try:
         folder.mkdir(mode=0o700)
@@ -83,13 +83,13 @@ def check_own(folder: Path) -> None:
     """Checks that a folder is this user's, and that no other user may write there.
 
     Raises:
-        Refused: It is not, or the path is a link or a file.
+        UserError: It is not, or the path is a link or a file.
         FileNotFoundError: The path does not exist.
     """
     found = folder.lstat()
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Refused(
+        raise UserError(
             f"{folder} is not a folder that only you can write to, and what lies "
             f"there is run. Check its owner, and remove it or `chmod go-w {folder}`"
         )
@@ -97,7 +97,7 @@ def check_own(folder: Path) -> None:
 
 def remove_own(folder: Path) -> None:
     """Removes a folder of this user's; files of others under its name stay."""
-    with suppress(OSError, Refused):
+    with suppress(OSError, UserError):
         check_own(folder)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from shoal.clusters.host_agent.answering import Fields, Refused, tell
+from shoal.clusters.host_agent.answering import Fields, UserError, tell
 from shoal.clusters.host_agent.environments import gpu_lines
 from shoal.clusters.host_agent.nodes import is_alive
 
@@ -45,7 +45,7 @@ def probe(request: Fields) -> Fields:
 
 
 def _late(*_: Any) -> None:
-    raise Refused("it was not done in its time")
+    raise UserError("it was not done in its time")
 
 
 def _shared_file(folder: str | None, secret: str, private: str) -> Path | None:
@@ -160,7 +160,7 @@ def _listen(request: Fields) -> socket.socket:
     try:
         listener = socket.create_server((request["private"], 0))
     except OSError as error:
-        raise Refused(f"it cannot listen at {request['private']}: {error}") from error
+        raise UserError(f"it cannot listen at {request['private']}: {error}") from error
     turn = threading.Lock()
 
     def accept() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.clusters.host_agent.answering import Refused
+from shoal.clusters.host_agent.answering import UserError
 
 PROC = Path("/proc")
 GRACE_S, KILL_S = 5.0, 10.0
@@ -106,7 +106,7 @@ def sweep(
                 break
             time.sleep(0.05)
     if left:
-        raise Refused(f"processes {sorted(left)} do not end")
+        raise UserError(f"processes {sorted(left)} do not end")
     return len(ended)
 
 

@@ -21,7 +21,7 @@ from shoal.engine.controller.servers import GRACE_S, Message, ServerGone
 from shoal.engine.controller.shared_servers import SharedServers
 from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.coordination import restart_policy
-from shoal.engine.server.checkpoint import Snapshot, read_restart
+from shoal.engine.server.checkpoint import OptimizerSnapshot, read_restart
 from shoal.engine.server.records import Rescue
 from shoal.engine.server.reports import read_center, read_epoch, read_records
 from shoal.engine.server.spec import ServerSpec
@@ -69,7 +69,7 @@ from shoal.interruption import Deadline, check
 from shoal.plan.often import Often
 from shoal.vectors import Vector
 
-__all__ = ["Controller", "Job", "ServerGone"]
+__all__ = ["Controller", "ControllerSpec", "ServerGone"]
 
 POLL_S = 0.1
 SNAPSHOT_S = 5.0  # between snapshots of workers, which are taken in turn
@@ -81,7 +81,7 @@ R = TypeVar("R", bound=Report)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ControllerSpec:
     """The parts of the plan that the controller needs.
 
     Args:
@@ -118,7 +118,9 @@ class Controller:
         pool: Pool of the processes; its maker closes it.
     """
 
-    def __init__(self, job: Job, observer: Observer, pool: ProcessPool) -> None:
+    def __init__(
+        self, job: ControllerSpec, observer: Observer, pool: ProcessPool
+    ) -> None:
         self._job, self._observer, self._pool = job, observer, pool
         self._clock = pool.environment.clock
         self._learning_rate: float | None = None
@@ -360,7 +362,9 @@ class Controller:
         """Keeps a worker's state; under gradient exchange all have the same."""
         sender = report.sender
         if self._resume_point is not None and sender is not None:
-            snapshot = Snapshot(sender.incarnation, sender.sequence, bytes(body))
+            snapshot = OptimizerSnapshot(
+                sender.incarnation, sender.sequence, bytes(body)
+            )
             self._resume_point.keep_snapshot(sender.rank, snapshot)
 
     def _keep_records(self, report: Exchanges, body: memoryview) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, final
 
-from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.transport.changes import Changes
 from shoal.vectors import Sums as Sums
@@ -36,7 +36,7 @@ class Observer(ABC):
         """Called several times a second while the controller follows the run."""
 
     @abstractmethod
-    def on_checkpoint(self, found: Restart) -> None:
+    def on_checkpoint(self, found: ServerCheckpoint) -> None:
         """Handles a checkpoint.
 
         It contains all epochs whose end was reported here, perhaps one more.

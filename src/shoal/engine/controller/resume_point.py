@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import final
 
 from shoal.engine.coordination.skipped import Skipped
-from shoal.engine.server.checkpoint import Restart, Snapshot
+from shoal.engine.server.checkpoint import OptimizerSnapshot, ServerCheckpoint
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.worker.spec import WorkerSpec
 
@@ -50,11 +50,11 @@ class ResumePoint:
             return self.server
         return replace(self.server, restart=replace(restart, snapshots={}))
 
-    def keep_snapshot(self, rank: int, snapshot: Snapshot) -> None:
+    def keep_snapshot(self, rank: int, snapshot: OptimizerSnapshot) -> None:
         """Keeps a worker's optimizer state."""
         self._snapshots[rank] = snapshot
 
-    def keep(self, restart: Restart) -> Restart:
+    def keep(self, restart: ServerCheckpoint) -> ServerCheckpoint:
         """Keeps a checkpoint; returns it with the parts that the server lacks."""
         known = {"left_out": self._left_out, "snapshots": dict(self._snapshots)}
         restart = replace(restart, **known)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shoal.engine.controller.observer import Observer
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.controller.servers import Living, Message, Servers
-from shoal.engine.server.checkpoint import STATE, Restart
+from shoal.engine.server.checkpoint import STATE, ServerCheckpoint
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.messages.controller_to_server import (
     Command,
@@ -62,7 +62,7 @@ def cut(
     )
 
 
-def _cut(restart: Restart, part: slice, number: int) -> Restart:
+def _cut(restart: ServerCheckpoint, part: slice, number: int) -> ServerCheckpoint:
     arrays: dict[str, npt.NDArray[Any]] = {}
     for name, array in restart.arrays.items():
         if _is_vector(name):

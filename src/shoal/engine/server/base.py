@@ -45,7 +45,7 @@ from shoal.engine.transport.messages.server_to_controller import (
     Pong,
 )
 from shoal.engine.transport.messages.server_to_worker import Answer, Refused, ToWorker
-from shoal.engine.transport.messages.shard import Part
+from shoal.engine.transport.messages.shard import AnswerPart
 from shoal.engine.transport.messages.standby import StandbyCalls
 from shoal.engine.transport.segments import InPairs
 from shoal.wire.frames import BadFrame, Head
@@ -192,7 +192,11 @@ class BaseServer(Listener):
     # --------------------------------------------------------------- telling
 
     def _send_vectors(
-        self, peer: Peer, session: WorkerSession, message: Answer | Part, blob: bytes
+        self,
+        peer: Peer,
+        session: WorkerSession,
+        message: Answer | AnswerPart,
+        blob: bytes,
     ) -> None:
         """Sends a worker the vectors of its answer."""
         parts = (session.buffers.inline_down,)

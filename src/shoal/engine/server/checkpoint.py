@@ -23,7 +23,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 STATE, SUMS = "state/", "sums/"
 
 
-class Snapshot(NamedTuple):
+class OptimizerSnapshot(NamedTuple):
     """The optimizer's state of one worker, at its own moment.
 
     Args:
@@ -39,7 +39,7 @@ class Snapshot(NamedTuple):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Restart:
+class ServerCheckpoint:
     """Ledger, center and state of the strategy at one moment.
 
     Args:
@@ -56,7 +56,9 @@ class Restart:
     arrays: dict[str, npt.NDArray[Any]]
     blob: bytes = b""
     left_out: Skipped = field(default_factory=Skipped)
-    snapshots: Mapping[int, Snapshot] = field(default_factory=dict[int, Snapshot])
+    snapshots: Mapping[int, OptimizerSnapshot] = field(
+        default_factory=dict[int, OptimizerSnapshot]
+    )
     changes: int = 0
 
     @property
@@ -65,7 +67,7 @@ class Restart:
         of_workers = [self.snapshots[rank].blob for rank in sorted(self.snapshots)]
         return next((blob for blob in (self.blob, *of_workers) if blob), None)
 
-    def at_least(self, lineage: int) -> Restart:
+    def at_least(self, lineage: int) -> ServerCheckpoint:
         """Returns this with a lineage that is not lower than the given one."""
         newest = max(lineage, int(self.sequencer["lineage"]))
         return replace(self, sequencer={**self.sequencer, "lineage": newest})
@@ -117,7 +119,7 @@ def pack_restart(
     return report, [*(array.tobytes() for array in arrays.values()), blob]
 
 
-def read_restart(report: RestartState, body: memoryview) -> Restart:
+def read_restart(report: RestartState, body: memoryview) -> ServerCheckpoint:
     """The inverse of `pack_restart`."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     at = 0
@@ -126,7 +128,7 @@ def read_restart(report: RestartState, body: memoryview) -> Restart:
         # Copied: a part may not be aligned for its numbers.
         arrays[name] = np.frombuffer(bytes(body[at:end]), dtype)
         at = end
-    return Restart(
+    return ServerCheckpoint(
         sequencer=report.sequencer,
         arrays=arrays,
         blob=bytes(body[at:]),

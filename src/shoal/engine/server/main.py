@@ -11,7 +11,7 @@ from functools import partial
 
 from shoal.engine.server.base import open_connections
 from shoal.engine.server.primary import Primary
-from shoal.engine.server.shard import Shard
+from shoal.engine.server.shard import ShardServer
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.errors import ShoalError
@@ -45,7 +45,7 @@ def serve(given: ServeInherited) -> None:
     if isinstance(given.spec, ServerSpec):
         lead()
         spec = replace(given.spec, is_private=True)
-        kind = Shard if spec.shard else Primary
+        kind = ShardServer if spec.shard else Primary
         kind(spec, open_connections(spec, listener)).run()
     else:
         title(given.name.replace("server", "standby"), given.run)

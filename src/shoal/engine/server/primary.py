@@ -57,9 +57,9 @@ from shoal.engine.transport.messages.worker_to_server import (
     Join,
     Push,
     Rejoin,
-    Request,
     SlotSettled,
     Snapshot,
+    WorkerRequest,
 )
 from shoal.engine.transport.shared_memory import Slot, SlotOffer, tag_of
 from shoal.wire.frames import BadFrame, Head
@@ -342,7 +342,7 @@ class Primary(BaseServer):
             exactly(body, 0, "a word without any")
             self._settle(peer, is_shared=SlotSettled.parse(head).is_shared)
             return
-        request = Request.parse(head)
+        request = WorkerRequest.parse(head)
         if not peer.is_settled:
             raise BadFrame("a message before the slot was settled")
         session = self.replica.sessions[peer.rank]
@@ -358,7 +358,11 @@ class Primary(BaseServer):
         self._take(peer, session, request, body)
 
     def _take(
-        self, peer: Peer, session: WorkerSession, request: Request, body: memoryview
+        self,
+        peer: Peer,
+        session: WorkerSession,
+        request: WorkerRequest,
+        body: memoryview,
     ) -> None:
         """Makes an event of a message, with its vectors if it has some."""
         message, sequencer = request.message, self.replica.sequencer

@@ -78,7 +78,7 @@ from shoal.engine.transport.messages.worker_to_server import (
     NanStatus,
     Need,
     Push,
-    Reading,
+    ReadingData,
     Ready,
     Snapshot,
 )
@@ -287,7 +287,7 @@ class Replica(Interpreter):
         session.liveness.heard(
             self._clock(),
             is_ready=isinstance(message, Ready),
-            is_reading=isinstance(message, Reading),
+            is_reading=isinstance(message, ReadingData),
             is_busy=isinstance(message, Busy),
         )
         if isinstance(message, WorkerReport):

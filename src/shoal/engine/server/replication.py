@@ -392,7 +392,7 @@ class StandbyPeer:
         self._replication.go_alone(generation)
 
 
-class Caller(NamedTuple):
+class WaitingPeer(NamedTuple):
     """A peer with a message that only a leading server can answer.
 
     Args:
@@ -427,5 +427,5 @@ class FailoverState:
     straggler_timeout: StragglerTimeout
     controller: Peer
     lead: Lead
-    callers: list[Caller]
+    callers: list[WaitingPeer]
     failure: StrategyFailed | None

@@ -37,15 +37,15 @@ from shoal.engine.transport.messages.server_to_controller import (
 )
 from shoal.engine.transport.messages.server_to_worker import Answer, Stored, ToWorker
 from shoal.engine.transport.messages.shard import (
+    AnswerPart,
     Attend,
     Has,
     Kept,
+    MessagePart,
     Moving,
     Ordered,
-    Part,
     Seated,
     ShardCalls,
-    Stage,
 )
 from shoal.engine.transport.messages.standby import Took
 from shoal.engine.transport.messages.state_reports import (
@@ -60,7 +60,7 @@ START_S = 60.0  # the same, of one that is just starting
 
 
 @final
-class Shard(BaseServer):
+class ShardServer(BaseServer):
     """Serves one part until the controller ends it.
 
     Args:
@@ -249,18 +249,18 @@ class Shard(BaseServer):
         if peer is None:
             return
         if isinstance(message, Answer) and message.has_vectors:
-            part = Part(question=question, body=message.body)
+            part = AnswerPart(question=question, body=message.body)
             self._send_vectors(peer, session, part, b"")
         elif isinstance(message, Stored) and self.spec.rules.exchanges_gradients:
-            part = Part(question=question, body="none", is_coded=False)
+            part = AnswerPart(question=question, body="none", is_coded=False)
             self._replication.send(peer, part)
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         """Handles the part of a worker's message."""
         session = self.replica.sessions.get(peer.rank)
-        if head["kind"] != Stage.kind:
+        if head["kind"] != MessagePart.kind:
             raise BadFrame(f"{head['kind']!r:.40} of a worker, to a shard")
-        message = Stage.parse(head)
+        message = MessagePart.parse(head)
         if session is None or session.incarnation != peer.incarnation:
             return  # number 0 has ordered that it is gone
         if message.is_coded:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from shoal.engine.coordination.instructions import (
     Rules,
 )
-from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.changes import Changes
 from shoal.strategies.base import Strategy
@@ -44,7 +44,7 @@ class ServerSpec:
     vector: Vector
     statistics: Vector
     learning_rate: float | None = None
-    restart: Restart | None = None
+    restart: ServerCheckpoint | None = None
     changes: Changes = field(default_factory=Changes)
     identity: Identity | None = None
     is_private: bool = False

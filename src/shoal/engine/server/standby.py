@@ -24,9 +24,9 @@ from shoal.engine.server.effects import (
 )
 from shoal.engine.server.primary import Primary
 from shoal.engine.server.replica import Replica, StrategyFailed
-from shoal.engine.server.replication import Caller, FailoverState
+from shoal.engine.server.replication import FailoverState, WaitingPeer
 from shoal.engine.server.reports import ReportChannel
-from shoal.engine.server.shard import Shard
+from shoal.engine.server.shard import ShardServer
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import unpack
 from shoal.engine.transport.fields import WRONG, exactly
@@ -106,7 +106,7 @@ class Standby(Listener):
             StragglerTimeout(),
         )
         self._slots: dict[tuple[int, int], Slot] = {}
-        self._callers: list[Caller] = []
+        self._callers: list[WaitingPeer] = []
         self._controller: Peer | None = None
         self._lead: Lead | None = None
         self._number, self._lost_at = 0, 0.0
@@ -215,7 +215,7 @@ class Standby(Listener):
             callers=self._callers,
             failure=self._failure,
         )
-        kind = Shard if self._spec.shard else Primary
+        kind = ShardServer if self._spec.shard else Primary
         server = kind(self._spec, self._connections, handover, self._environment)
         self._server.put(server)
         return server
@@ -418,7 +418,7 @@ class Standby(Listener):
         kind = head["kind"]
         if peer.role == "controller":
             if self._lead is not None:
-                self._callers.append(Caller(peer, head, self._clock()))
+                self._callers.append(WaitingPeer(peer, head, self._clock()))
             elif kind == Lead.kind:
                 self._lead = read(LEAD, head, "the controller")
         elif kind == Control.kind and peer.channel.is_commander:
@@ -427,7 +427,7 @@ class Standby(Listener):
             raise BadFrame(f"{kind!r:.40} of a caller that waits")
         elif kind in COMES_BACK or (kind in OURS and peer.channel.is_commander):
             peer.role = "caller"  # the next standby may connect before this one leads
-            self._callers.append(Caller(peer, head, self._clock()))
+            self._callers.append(WaitingPeer(peer, head, self._clock()))
         elif kind == Join.kind:
             # A new process has lost nothing yet and can call the leader. One that comes
             # back may have found the leader's end before this standby did.

@@ -1,7 +1,7 @@
 """Vectors in fewer bytes, for connections between hosts. Pure.
 
 A codec rounds. The error of one message is added to the next one of the same
-connection, so rounding delays values and loses none: see `Sender`. Messages and
+connection, so rounding delays values and loses none: see `VectorEncoder`. Messages and
 replies are encoded. Vectors in memory that both ends map are not, nor is a worker's
 start or restored state, nor the mean of gradients: all workers must compute the same
 from it, bit by bit.
@@ -153,7 +153,7 @@ def coded_size(codec: Codec, count: int) -> int:
 
 
 @final
-class Sender:
+class VectorEncoder:
     """Encodes the vectors of one connection, one after the other.
 
     To a change (gradient, delta, displacement) it adds the error of the last one. For
@@ -215,8 +215,8 @@ def _is_moderate(values: Vector) -> bool:
 
 
 @final
-class Receiver:
-    """Decodes vectors from a `Sender`.
+class VectorDecoder:
+    """Decodes vectors from a `VectorEncoder`.
 
     Args:
         codec: Codec of the values.
@@ -268,8 +268,8 @@ class ConnectionCodec:
         places = not strategy.message_is_change, not strategy.reply_is_change
         comes, goes = places if is_server else places[::-1]
         is_exact = is_server and strategy.exchanges == "gradients"
-        self._sender = None if is_exact else Sender(codec, count, is_place=goes)
-        self._receiver = Receiver(codec, count, is_place=comes)
+        self._encoder = None if is_exact else VectorEncoder(codec, count, is_place=goes)
+        self._decoder = VectorDecoder(codec, count, is_place=comes)
         up, down = (
             (buffers.message, buffers.rest_up),
             (buffers.reply, buffers.rest_down),
@@ -287,13 +287,13 @@ class ConnectionCodec:
         Returns:
             None if it must be sent unencoded.
         """
-        coded = None if self._sender is None else self._sender.pack(self._out)
+        coded = None if self._encoder is None else self._encoder.pack(self._out)
         return None if coded is None else (coded, self._out_rest)
 
     def sent(self) -> None:
         """Records that the vector is sent unencoded."""
-        if self._sender is not None:
-            self._sender.sent(self._out)
+        if self._encoder is not None:
+            self._encoder.sent(self._out)
 
     def unpack(self, body: memoryview) -> int:
         """Decodes a vector, and copies the bytes beside it.
@@ -304,10 +304,10 @@ class ConnectionCodec:
         Raises:
             ValueError: `body` is too short.
         """
-        size, rest = self._receiver.size, len(self._in_rest)
+        size, rest = self._decoder.size, len(self._in_rest)
         if len(body) < size + rest:
             raise ValueError(f"{len(body)} bytes of an encoded vector")
-        self._receiver.unpack(body[:size], self._in)
+        self._decoder.unpack(body[:size], self._in)
         self._in_rest[:] = body[size : size + rest]
         return size + rest
 

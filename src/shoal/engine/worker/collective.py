@@ -15,7 +15,7 @@ from shoal.engine.worker.client import ServerClient, Weight
 from shoal.vectors import Vector
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """A worker's part of a step.
 
     Args:
@@ -44,7 +44,7 @@ class Collective(ABC):
         return None
 
     @abstractmethod
-    def mean(self, client: ServerClient, part: Part) -> Vector | None:
+    def mean(self, client: ServerClient, part: StepPart) -> Vector | None:
         """Exchanges one step, and commits its samples.
 
         Args:
@@ -78,7 +78,7 @@ class CollectiveSpec(ABC):
 
 
 def through_server(
-    client: ServerClient, part: Part, mean: Vector | None = None
+    client: ServerClient, part: StepPart, mean: Vector | None = None
 ) -> Vector | None:
     """Sends a part to the server and waits for the mean.
 
@@ -99,7 +99,7 @@ def through_server(
 class ServerCollective(Collective):
     """The server averages every step."""
 
-    def mean(self, client: ServerClient, part: Part) -> Vector | None:
+    def mean(self, client: ServerClient, part: StepPart) -> Vector | None:
         """See `Collective`."""
         return through_server(client, part)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from shoal.backends import BACKENDS
 from shoal.backends.base import Backend, ComputeSpec
-from shoal.backends.group import Group
+from shoal.backends.group import NativeGroup
 from shoal.data import ArraySource
 from shoal.data.chunks import SHELF_BYTES
 from shoal.data.read_ahead import ReadAhead
@@ -124,7 +124,7 @@ class OpenGroup:
 
     name: str
 
-    def __call__(self, path: Path, place: int, size: int, library: str) -> Group:
+    def __call__(self, path: Path, place: int, size: int, library: str) -> NativeGroup:
         """See `NativeAllReduceSpec`."""
         return _imported(BACKENDS[self.name].group)(path, place, size, library)
 

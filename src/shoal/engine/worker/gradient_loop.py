@@ -11,7 +11,7 @@ from shoal.backends.base import Clock
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport.messages.worker_to_server import NanStatus
 from shoal.engine.worker.client import ServerClient, Weight
-from shoal.engine.worker.collective import Collective, Part, through_server
+from shoal.engine.worker.collective import Collective, StepPart, through_server
 from shoal.engine.worker.loop import Loop
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.vectors import Vector
@@ -63,7 +63,7 @@ class GradientLoop(Loop):
         room = self._collective.room
         return self._client.buffers.message if room is None else room
 
-    def _learn(self, piece: Piece) -> Part:
+    def _learn(self, piece: Piece) -> StepPart:
         """Computes this worker's part of a step."""
         began = self._environment.clock()
         data = self._reader.pieces([piece])
@@ -76,7 +76,7 @@ class GradientLoop(Loop):
             self._data = data
         return self._computed(piece, data, piece.step_rows, self._room)
 
-    def _learn_again(self, part: Part, sums: tuple[float, ...]) -> Part:
+    def _learn_again(self, part: StepPart, sums: tuple[float, ...]) -> StepPart:
         """Computes a part again, for a step that has become smaller."""
         backend, client = self._backend, self._client
         # Random numbers, counters and moving averages are those of before the step.
@@ -86,7 +86,9 @@ class GradientLoop(Loop):
         room = client.buffers.message  # it goes to the server, not to the group
         return self._computed(part.piece, self._data, int(rows), room)
 
-    def _computed(self, piece: Piece, data: Any, step_rows: int, out: Vector) -> Part:
+    def _computed(
+        self, piece: Piece, data: Any, step_rows: int, out: Vector
+    ) -> StepPart:
         """Returns a part of a step with the given total of rows."""
         client, began = self._client, self._environment.clock()
         with self._pacing(piece.rows, data):
@@ -102,9 +104,9 @@ class GradientLoop(Loop):
         if self._compute.is_scaled:
             weight = weight._replace(own=(rows,), assumed=(float(step_rows),))
         told = self._told(nan_status)
-        return Part(piece, out, statistics, weight, nan_status, told)
+        return StepPart(piece, out, statistics, weight, nan_status, told)
 
-    def _nothing(self, piece: Piece) -> Part:
+    def _nothing(self, piece: Piece) -> StepPart:
         """Returns a part whose samples are left out by all workers."""
         gradient = self._room
         gradient[:] = self._client.metrics[:] = 0.0
@@ -112,9 +114,11 @@ class GradientLoop(Loop):
         self._backend.skip()
         statistics = self._nan_guard.cleaned(self._backend.statistics())
         left_out = NanStatus.LEFT_OUT
-        return Part(piece, gradient, statistics, Weight(0.0, 0.0), left_out, left_out)
+        return StepPart(
+            piece, gradient, statistics, Weight(0.0, 0.0), left_out, left_out
+        )
 
-    def _step(self, mean: Vector, part: Part, clock: Clock) -> None:
+    def _step(self, mean: Vector, part: StepPart, clock: Clock) -> None:
         """Takes a step that counts."""
         self._backend.set_statistics(self._client.statistics)
         self._apply(mean, clock, part.piece, part.nan_status)

@@ -29,11 +29,11 @@ from shoal.engine.transport.changes import (
 )
 from shoal.engine.transport.messages.server_to_worker import Merged
 from shoal.engine.transport.messages.worker_reports import NodeUsed
-from shoal.engine.transport.messages.worker_to_server import Compiling, Reading
+from shoal.engine.transport.messages.worker_to_server import Compiling, ReadingData
 from shoal.engine.transport.shared_memory import tag_of
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.nan_guard import NanGuard, NonFinite
-from shoal.engine.worker.reader import Reader
+from shoal.engine.worker.reader import SampleReader
 from shoal.engine.worker.spec import Moment, WorkerSpec
 from shoal.errors import PlanError
 from shoal.launchers.cores import bind
@@ -60,8 +60,8 @@ class Loop(ABC):
         self._environment = client.environment
         self.steps = 0
         compute = replace(spec.compute, rank_seed=client.rank)
-        self._source = source = spec.open_source(lambda: client.tell(Reading()))
-        self._reader = Reader(
+        self._source = source = spec.open_source(lambda: client.tell(ReadingData()))
+        self._reader = SampleReader(
             source, spec.order, spec.retry, client.tell, client.environment.sleep
         )
         sample = self._reader.first(

@@ -25,7 +25,7 @@ from shoal.engine.worker.nan_policy import (
     report,
     suspects,
 )
-from shoal.engine.worker.reader import Reader
+from shoal.engine.worker.reader import SampleReader
 from shoal.vectors import Vector
 
 Doubles = npt.NDArray[np.float64]
@@ -55,7 +55,7 @@ class NanGuard:
         reaction: NanPolicy,
         client: ServerClient,
         backend: Backend,
-        reader: Reader,
+        reader: SampleReader,
         *,
         loss_at: Sequence[int],
         batch_size: int,

@@ -13,14 +13,13 @@ from typing import final
 
 import numpy as np
 
-from shoal.backends.group import LIMIT_S, GroupBroken
-from shoal.backends.group import Group as NativeGroup
+from shoal.backends.group import LIMIT_S, GroupBroken, NativeGroup
 from shoal.engine.coordination.instructions import Group
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.collective import (
     Collective,
     CollectiveSpec,
-    Part,
+    StepPart,
     through_server,
 )
 from shoal.vectors import Vector
@@ -62,7 +61,7 @@ class NativeAllReduce(Collective):
         self._group: NativeGroup | None = None
         self._name = ""
 
-    def mean(self, client: ServerClient, part: Part) -> Vector | None:
+    def mean(self, client: ServerClient, part: StepPart) -> Vector | None:
         """See `Collective`. The group comes first: the push tells its result."""
         progress, began = client.progress, client.environment.clock()
         mean = None

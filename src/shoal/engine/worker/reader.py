@@ -62,7 +62,7 @@ class Retry:
 
 
 @final
-class Reader:
+class SampleReader:
     """A worker's source, and the order in which it reads.
 
     Args:

@@ -42,10 +42,10 @@ from shoal.engine.transport.messages.worker_to_server import (
     FromWorker,
     Join,
     Push,
-    Reading,
+    ReadingData,
     Rejoin,
-    Request,
     SlotSettled,
+    WorkerRequest,
 )
 from shoal.engine.transport.partition import sizes_of
 from shoal.engine.transport.shared_memory import Slot, SlotOffer
@@ -84,7 +84,7 @@ class Question:
         error: Error of sending it.
     """
 
-    request: Request
+    request: WorkerRequest
     parts: tuple[memoryview, ...]
     blob: bytes
     has_vectors: bool
@@ -262,7 +262,7 @@ class RequestChannel:
             staged = shard_clients.stage(question, is_push=is_push)
             self._copy_up()
         parts = self._parts(is_push=is_push) if has_vectors else ()
-        request = Request(message, question, is_coded=len(parts) > 1)
+        request = WorkerRequest(message, question, is_coded=len(parts) > 1)
         asked = Question(request, parts, blob, has_vectors, staged)
         self._send_question(asked)
         return asked
@@ -410,7 +410,7 @@ class RequestChannel:
         if early is not None:
             early.exception()
 
-    def tell(self, message: WorkerReport | Busy | Compiling | Reading) -> None:
+    def tell(self, message: WorkerReport | Busy | Compiling | ReadingData) -> None:
         """Reports to the server, or through it to the controller."""
         self._let_arrive()
         self._ask(message)

@@ -20,11 +20,11 @@ from shoal.engine.transport.fields import exactly
 from shoal.engine.transport.messages.server_to_worker import reading
 from shoal.engine.transport.messages.shard import (
     OF_SHARD,
+    AnswerPart,
     Attend,
     Kept,
+    MessagePart,
     OfShard,
-    Part,
-    Stage,
 )
 from shoal.engine.transport.partition import cuts, sizes_of
 from shoal.strategies.base import Strategy
@@ -74,7 +74,7 @@ class ShardClient:
         if vector_codec is not None and coded is None:
             vector_codec.sent()
         parts = (self._buffers.up,) if coded is None else coded
-        message = Stage(question=question, is_coded=coded is not None)
+        message = MessagePart(question=question, is_coded=coded is not None)
         try:
             self._connection.link.send(message.pack(), *parts)
         except ConnectionError as error:
@@ -84,7 +84,7 @@ class ShardClient:
     def take(self, question: int) -> None:
         """Waits for its part of an answer, which is then in the buffers."""
         if self._taken != question:
-            self._await(Part, question)
+            self._await(AnswerPart, question)
 
     def _await(self, kind: type[OfShard], question: int) -> None:
         while True:
@@ -93,7 +93,7 @@ class ShardClient:
             except ConnectionError as error:
                 self._go_back(error, question)
                 continue
-            if isinstance(message, Part):  # a promoted standby may have it ready
+            if isinstance(message, AnswerPart):  # a promoted standby may have it ready
                 self._taken = message.question
             if isinstance(message, kind) and message.question == question:
                 return
@@ -106,7 +106,7 @@ class ShardClient:
             if head["kind"] not in OF_SHARD:
                 raise ValueError("a shard says something else")
             message = OF_SHARD[head["kind"]].parse(head)
-            part = message if isinstance(message, Part) else None
+            part = message if isinstance(message, AnswerPart) else None
             if vector_codec is not None and part is not None and part.is_coded:
                 exactly(body[vector_codec.unpack(body) :], 0, "more than a part")
             elif len(body) or (part is not None and part.has_vectors):
@@ -125,7 +125,7 @@ class ShardClient:
         self._settle()
         if self._staged == question:
             # Unencoded: that process may lack the state of the encoding.
-            plain = Stage(question=question, is_coded=False)
+            plain = MessagePart(question=question, is_coded=False)
             try:
                 self._connection.link.send(plain.pack(), self._buffers.up)
             except ConnectionError as again:

@@ -27,7 +27,7 @@ from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.collective import (
     Collective,
     CollectiveSpec,
-    Part,
+    StepPart,
     through_server,
 )
 from shoal.errors import DataError
@@ -173,7 +173,7 @@ class SharedMemoryAllReduce(Collective):
 
     # ---------------------------------------------------------------- a step
 
-    def mean(self, client: ServerClient, part: Part) -> Vector | None:
+    def mean(self, client: ServerClient, part: StepPart) -> Vector | None:
         """See `Collective`. Writes the gradient, adds when all have written theirs."""
         progress = client.progress
         group, lineage = progress.group, progress.lineage

@@ -1,9 +1,9 @@
 """Messages between workers and servers that share the vector.
 
-A worker sends each shard its part of a message (`Attend`, `Stage`), and gets its part
-of the answer (`Seated`, `Kept`, `Part`). A shard reports to the ordering server, number
-0, what it has (`ShardCalls`, `Has`, `Took` of `standby.py`, `Moving`), and gets
-events (`Ordered`).
+A worker sends each shard its part of a message (`Attend`, `MessagePart`), and gets its
+part of the answer (`Seated`, `Kept`, `AnswerPart`). A shard reports to the ordering
+server, number 0, what it has (`ShardCalls`, `Has`, `Took` of `standby.py`, `Moving`),
+and gets events (`Ordered`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Attend(Message):
 
 
 @final
-class Stage(Message):
+class MessagePart(Message):
     """A shard's part of a message follows.
 
     Args:
@@ -79,7 +79,7 @@ class Kept(Message):
 
 
 @final
-class Part(Message):
+class AnswerPart(Message):
     """The shard's part of an answer follows.
 
     Args:
@@ -99,8 +99,8 @@ class Part(Message):
         return self.body != "none"
 
 
-OfShard: TypeAlias = Kept | Part
-OF_SHARD = by_kind(Kept, Part)
+OfShard: TypeAlias = Kept | AnswerPart
+OF_SHARD = by_kind(Kept, AnswerPart)
 """Messages of a shard to a worker that has joined, by kind."""
 
 # --------------------------------------------------------------- shard to number 0

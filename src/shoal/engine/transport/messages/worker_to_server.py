@@ -248,7 +248,7 @@ class Compiling(Message):
 
 
 @final
-class Reading(Message):
+class ReadingData(Message):
     """A worker waits for its data."""
 
     kind: ClassVar[str] = "reading"
@@ -262,18 +262,18 @@ class Busy(Message):
 
 
 FromWorker: TypeAlias = (
-    Push | Ready | Need | Snapshot | Compiling | Reading | Busy | WorkerReport
+    Push | Ready | Need | Snapshot | Compiling | ReadingData | Busy | WorkerReport
 )
 """Requests of a worker that has joined."""
 REQUESTS: Mapping[str, Parser[FromWorker]] = {
-    **by_kind(Push, Ready, Need, Snapshot, Compiling, Reading, Busy),
+    **by_kind(Push, Ready, Need, Snapshot, Compiling, ReadingData, Busy),
     **WORKER_REPORTS,
 }
 """By kind."""
 
 
 @final
-class Request(NamedTuple):
+class WorkerRequest(NamedTuple):
     """A message of a worker that needs an answer.
 
     Args:
@@ -295,7 +295,7 @@ class Request(NamedTuple):
         return head
 
     @classmethod
-    def parse(cls, head: Head) -> Request:
+    def parse(cls, head: Head) -> WorkerRequest:
         """The inverse of `pack`.
 
         Raises:
