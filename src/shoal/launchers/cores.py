@@ -8,6 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
+THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PJRT_NPROC",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+)
+"""Variables from which numeric libraries read their number of threads."""
 
 
 def allowed_cores() -> tuple[int, ...]:
@@ -50,6 +59,16 @@ def shares_of_cores(
     if workers * threads != len(cores):
         return [()] * workers
     return [tuple(cores[n * threads : (n + 1) * threads]) for n in range(workers)]
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Returns variables that numeric libraries read when they are loaded.
+
+    Example:
+        >>> thread_variables(2)["OMP_NUM_THREADS"]
+        '2'
+    """
+    return dict.fromkeys(THREADS, str(threads))
 
 
 def bind(cores: Sequence[int]) -> None:

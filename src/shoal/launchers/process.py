@@ -30,6 +30,7 @@ from shoal.host.private import alike
 from shoal.host.temporary import temporary_folder
 from shoal.interruption import Deadline, check, ends_hard
 from shoal.launchers.base import Exit, Launcher, Role
+from shoal.launchers.cores import thread_variables
 from shoal.launchers.parent import Parent
 from shoal.terminal import LONGEST_BYTES, Lines
 
@@ -287,21 +288,13 @@ def _await(sender: threading.Thread | None) -> None:
 
 def _settings(threads: int) -> dict[str, str]:
     """Returns variables that numeric libraries and the allocator read at start."""
-    names = (
-        "OMP_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "PJRT_NPROC",
-        "TF_NUM_INTRAOP_THREADS",
-        "TF_NUM_INTEROP_THREADS",
-    )
     # Vectors stay in the heap and are reused. By default glibc maps each one anew,
     # and fresh pages cost 20 % of an all_reduce step on a virtual machine.
     heap = {
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     }
-    return {**dict.fromkeys(names, str(threads)), **heap}
+    return {**thread_variables(threads), **heap}
 
 
 def _open_log(path: Path | None) -> IO[bytes]:

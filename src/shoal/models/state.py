@@ -76,8 +76,13 @@ def arrays_of(variables: Sequence[Any]) -> list[Array]:
     return [np.asarray(variable.numpy()) for variable in variables]
 
 
-def layout_digest(model: Any) -> str:
-    """Returns digests of exchanged variables, all variables, and optimizers'."""
+def layout_digest(model: Any, *, has_optimizers: bool = True) -> str:
+    """Returns digests of exchanged variables, all variables, and optimizers'.
+
+    Args:
+        model: A built model.
+        has_optimizers: False for a model whose optimizers do not count.
+    """
 
     def digest(variables: Sequence[Any]) -> str:
         entries = (
@@ -86,7 +91,8 @@ def layout_digest(model: Any) -> str:
         )
         return Layout(tuple(entries)).digest
 
-    parts = (model.trainable_variables, model.variables, optimizer_variables(model))
+    last = optimizer_variables(model) if has_optimizers else []
+    parts = (model.trainable_variables, model.variables, last)
     return " ".join(digest(part) for part in parts)
 
 

@@ -35,6 +35,7 @@ def pack(
     factory: Callable[[], Any] | None = None,
     sample: Any = None,
     before: bytes = b"",
+    is_bare: bool = False,
 ) -> bytes:
     """Turns a model into bytes from which `unpack` makes it in a clean process.
 
@@ -49,6 +50,7 @@ def pack(
         sample: A few rows, as `train_step` gets them: a model that `factory` leaves
             unbuilt is built with rows of such shapes; default None builds nothing.
         before: Earlier bytes of the model; returned themselves if nothing has changed.
+        is_bare: Whether loss, metrics and optimizer may be left out, for predictions.
 
     Raises:
         PlanError: The model has no variables yet, or a part of it cannot be sent.
@@ -73,7 +75,10 @@ def pack(
     archive = Archive.of(model, custom_objects or {})
     if archive is not None:
         try:
-            blob = _pickle(model, Compiled.of(model, archive), before)
+            form = Compiled(archive=archive, arguments=None)
+            blob = _pickle(
+                model, form if is_bare else Compiled.of(model, archive), before
+            )
         except CannotPickle as error:
             raise _refusal(f"model '{model.name}'", error) from error
         if blob is before or archive.is_plain or _comes_back(blob) is None:
@@ -164,7 +169,9 @@ def _pack_whole(model: Any, before: bytes = b"") -> bytes:
 
 
 def _pickle(model: Any, body: Body, before: bytes) -> bytes:
-    digest, variables = layout_digest(model), len(model.variables)
+    is_bare = isinstance(body, Compiled) and body.arguments is None
+    digest = layout_digest(model, has_optimizers=not is_bare)
+    variables = len(model.variables)
     parcel = Parcel(digest=digest, variables=variables, body=body)
     try:
         return dumps(parcel, before=before)
