@@ -217,6 +217,7 @@ class Controller:
             raise error
         began, self._gone = self._clock(), None
         self._observer.on_event(event, reason=str(error).partition(". ")[0])
+        # Reports that were not handled are of a lineage that ends here.
         self._backlog.clear()
         self._supervisor.recall()
         self._version = -1
@@ -226,6 +227,8 @@ class Controller:
             self._observer.on_event("rollback", lineage=0, clock=0, committed={})
         self._servers.prepare()
         self._begin(resume_point)
+        # After `_begin`: that server raises the lineage by itself, and the one after it
+        # must begin above.
         resume_point.next_lineage()
         self._go_back(resume_point)
         self._repeat()
@@ -237,6 +240,8 @@ class Controller:
         restart, upcoming = resume_point.server.restart, self._job.first_epoch
         if restart is not None:
             upcoming = restart.open_sequencer(resume_point.server.rules).upcoming
+        # An epoch whose end was reported is trained again if the checkpoint is older.
+        # `_keep_epoch` does not report its end a second time.
         if self._opened is not None:
             self._opened = min(self._opened, upcoming)
 
@@ -272,7 +277,7 @@ class Controller:
         check()
         if self._gone is not None:
             raise self._gone
-        if self._backlog:
+        if self._backlog:  # put aside by `_ask`: these came first
             self._hear(*self._backlog.popleft())
         else:
             message = self._servers.receive(POLL_S)
@@ -549,6 +554,8 @@ class Controller:
             try:
                 found = self._ask(AskCenter(), CenterShown, patience_s)
             finally:
+                # A server ends without a controller. Once it has answered, it knows
+                # the new connection and does not need the old one.
                 for link in old:
                     link.close()
             if found is None:

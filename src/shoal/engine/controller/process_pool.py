@@ -105,7 +105,7 @@ class ProcessPool:
             self.main.start_server()
             for hint in range(worker_environment.workers):
                 self._waiting[hint] = self._start(hint)
-        except BaseException:
+        except BaseException:  # the caller has no pool yet that it could close
             self.close()
             raise
 
@@ -197,6 +197,7 @@ class ProcessPool:
             self.main.start_server()
         if worker_environment == self.worker_environment:
             return
+        # Variables of a process are set when it starts.
         for token in (*self._waiting.values(), *self._spares):
             self._workers.stop(token)
         self._waiting, self._spares = {}, {}
@@ -217,6 +218,7 @@ class ProcessPool:
         """Returns a worker's token: a waiting one, a spare one, or a new one."""
         if hint in self._waiting:
             return self._waiting.pop(hint)
+        # A spare has the variables of its place, such as the GPU that it may use.
         place = self.worker_environment.place(hint)
         for token, number in self._spares.items():
             if self.worker_environment.place(number) == place:
@@ -278,6 +280,7 @@ class ProcessPool:
 
     def poll(self) -> dict[str, Exit]:
         """Returns the processes that ended since the last call, by token."""
+        # Begins with ends that `_look` and `poll_one` saw while they waited for others.
         found, self._polled = self._polled, {}
         for launcher in self._launchers():
             found |= launcher.poll()
@@ -340,6 +343,7 @@ class ProcessPool:
         Processes that wait for the next run stay.
         """
         if not self._is_resting:
+            # Workers first: they would take the end of their server for a failure.
             for launcher in reversed(self._launchers()):
                 launcher.close(grace_s)
             self._waiting, self._spares, self._polled = {}, {}, {}

@@ -234,6 +234,7 @@ class Servers:
         if message is None:
             return None
         report = message[0]
+        # Sent with each command and heartbeat: the standby drops the reports up to it.
         if report.number is not None:
             self._heard = report.number
         if isinstance(report, OfStandby):
@@ -299,6 +300,7 @@ class Servers:
         self._lost_at = self._clock()
         if self._standby_peer is not None:
             self._pool.stop(self._pair.server)  # it may hang only
+        # How the process ended tells the user more than a closed connection.
         while gone is None and not why and self._clock() < until:
             gone = self._pool.poll_one(self._pair.server)
             if gone is None:
@@ -369,7 +371,8 @@ class Servers:
         if spec is not None:
             pair.start_standby()
             self._standby_started = self._clock()
-            # The leader reports what there is.
+            # It gets the state from the leader. A replica that begins from a checkpoint
+            # reports a rollback.
             server = replace(spec, restart=None)
             self._generation += 1
             part = StandbySpec(

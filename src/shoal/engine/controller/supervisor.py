@@ -130,6 +130,7 @@ class WorkerSupervisor:
         if self._make_spec is None:
             raise RuntimeError("workers have no part yet; call `give` first")
         began = self._clock()
+        # One that has waited for longer than a start takes has its imports done.
         self._processes[token] = WorkerProcess(
             hint=hint,
             token=token,
@@ -249,7 +250,7 @@ class WorkerSupervisor:
         for process in self._processes.values():
             if process.works_since or process.ends_at:
                 continue
-            if self._pool.is_waiting(process.token):
+            if self._pool.is_waiting(process.token):  # no machine has room for it yet
                 process.started = now
                 continue
             limit_s = self._limit_s(process)
@@ -286,6 +287,7 @@ class WorkerSupervisor:
     def _lost(self, process: WorkerProcess, gone: Exit) -> None:
         now = self._clock()
         self._tell(WorkerEnded(token=process.token))
+        # A process that was ended here has the reason for it, not that of its signal.
         was_ended = bool(process.ends_at) and process.ends_at <= now
         reason = process.reason if was_ended else gone.reason
         is_settled = (

@@ -123,6 +123,7 @@ class Epochs:
     def _kept(self) -> Ledger:
         ledger = Ledger() if self._saved is None else Ledger.from_json(self._saved[0])
         ledger.release_all()
+        # Epochs that were opened since then stay open, with all their samples free.
         for epoch in self.ledger.epochs:
             ledger.open(epoch, self._rules.rows_of(epoch))
         return ledger
@@ -130,7 +131,7 @@ class Epochs:
     def _take(self, ledger: Ledger) -> None:
         """Continues from another ledger; none of it is leased."""
         self.ledger = ledger
-        if self.is_halted:
+        if self.is_halted:  # samples that are free again are not handed out
             self.halt()
         self._past_steps = sum(map(self._steps, self._complete()))
 

@@ -75,6 +75,7 @@ class Ranges:
         """
         if start is None:
             start = self.bounds[0] if self.bounds else 0
+        # Starts and stops alternate in `bounds`: within a range the place is odd.
         place = bisect_right(self.bounds, start)
         if place % 2 == 0 or count < 1:
             return None
@@ -136,6 +137,7 @@ class Ledger:
     def cut(self, epoch: int) -> None:
         """Shrinks an epoch to the samples that are leased or committed."""
         book = self._books[epoch]
+        # Samples that a lost worker returns later are leased again: they still count.
         book.rows -= len(book.free)
         book.free = Ranges()
 
@@ -254,6 +256,7 @@ class Ledger:
 
     def commit(self, owner: int, pieces: Iterable[Piece]) -> bool:
         """Marks samples as done; False, without any change, if not all are leased."""
+        # Checked as a whole: a push is committed with all of its samples, or refused.
         wanted = list(pieces)
         left = self._without(owner, wanted)
         if left is None:

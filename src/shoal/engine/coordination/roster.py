@@ -73,6 +73,7 @@ class Roster:
     def join(self, hint: int, version: int) -> Member:
         """Gives a new process a free rank, if possible the hinted one; fences it."""
         taken = self.members
+        # Of one rank more than there are members, one is free.
         free = (r for r in range(len(taken) + 1) if r not in taken)
         rank = hint if hint >= 0 and hint not in taken else next(free)
         incarnation = self.incarnations.get(rank, self.floor) + 1
@@ -130,6 +131,7 @@ class Publishing:
 
     def choose(self, members: Sequence[Member]) -> Member:
         """The member that publishes: the first, or the next in turn."""
+        # Members may come by the rounds they missed; turns go by rank.
         members = sorted(members, key=lambda member: member.rank)
         after = -1 if self.after is None else self.after
         later = [member for member in members if member.rank > after]

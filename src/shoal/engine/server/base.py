@@ -135,6 +135,8 @@ class BaseServer(Listener):
                 self.turn()
             self._see_off()
         except StrategyFailed as error:
+            # A standby has failed at the same event. No server can go on, so that no
+            # frame needs to be held for one.
             self._replication.end()
             self._tell_of_failure(Broken(reason=str(error)))
         finally:
@@ -172,6 +174,8 @@ class BaseServer(Listener):
             and self._is_quiet
         ):
             sessions = self.replica.sessions.values()
+            # Packed between two events: `freeze` returns the vectors themselves, and
+            # the next event changes them.
             self._standby_peer.take(lambda: pack(self.replica.freeze()), sessions)
         if self._clock() - self._flushed < FLUSH_S:
             return False
@@ -313,7 +317,7 @@ class BaseServer(Listener):
 
     def _obey(self, _peer: Peer, head: Head, body: memoryview) -> None:
         command = read_command(head)
-        if command.heard is not None:
+        if command.heard is not None:  # a standby keeps reports until then
             self._replication.note(command.heard)
         match command:
             case Stop():
@@ -344,9 +348,11 @@ class BaseServer(Listener):
         heard = handover.lead.heard or 0
         self._report_channel.attach(self._replication.send, handover.controller, heard)
         self._mention(Leads())
-        if handover.failure is not None:
+        if handover.failure is not None:  # the controller is attached, and is told
             raise handover.failure
         self._start(handover)
+        # After `_start`, in which number 0 forgets workers whose processes have ended:
+        # it refuses a late message of such a worker.
         for peer, head, _ in handover.callers:
             if not peer.is_gone:
                 peer.role = "" if peer.role == "caller" else peer.role

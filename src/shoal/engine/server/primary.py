@@ -152,7 +152,7 @@ class Primary(BaseServer):
                 session.liveness.answered(now)  # it will be, when another server can
             elif peer is not None and peer.channel.has_moved():
                 session.liveness.moves(now)
-            elif pause_s > PAUSE_S:
+            elif pause_s > PAUSE_S:  # this server stood still, and has read nothing
                 session.liveness.forgive(pause_s)
             elif session.liveness.is_over(now):
                 limit_s = session.liveness.limit_s
@@ -268,6 +268,8 @@ class Primary(BaseServer):
         )
         [rank] = replica.sessions.keys() - before
         self._seat(peer, replica.sessions[rank])
+        # Other workers may move the center before this one is ready; it gets the center
+        # again then (`Member.is_stale`).
         center = replica.center
         welcome = Welcome(
             rank=rank,
@@ -427,6 +429,7 @@ class Primary(BaseServer):
         match read(FROM_SHARD, head, "a shard"):
             case Took(number=number):
                 event_log = self.replica.event_log
+                # The standby has a log too, and drops what no shard lacks.
                 if event_log.took(shard, number):
                     self._replication.note_shards(event_log.oldest)
             case Moving(ranks=ranks):

@@ -190,7 +190,7 @@ class Replica(Interpreter):
         """
         for name, value in found["plain"].items():
             setattr(self, name, value)
-        self.changes.found.clear()
+        self.changes.found.clear()  # in place: pending requests have the same object
         self.changes.found.update(found["changes"])
         self.center.thaw(found["center"])
         self.report_buffer.thaw(found["teller"])
@@ -321,6 +321,7 @@ class Replica(Interpreter):
         rank, incarnation = session.rank, session.incarnation
         del self.sessions[rank]
         self.center.forget(rank)
+        # Before `sequencer.leave`, which releases the rows that are counted here.
         self._tell(
             WorkerLeft(
                 rank=rank,
@@ -333,6 +334,7 @@ class Replica(Interpreter):
         self._carry_out(self.sequencer.leave(rank, incarnation))
 
     def _close_without_the_late(self) -> None:
+        # Read now: `overdue` gives them up, and the round awaits nobody then.
         late = self.sequencer.round_progress.awaited
         found = self.sequencer.overdue()
         if found:
@@ -340,6 +342,7 @@ class Replica(Interpreter):
         self._carry_out(found)
 
     def _push(self, session: WorkerSession, message: Push) -> None:
+        # The sequencer does not need its times and NaN status; records and rounds do.
         session.push = message
         push = PushMetadata(
             rank=session.rank,
@@ -397,6 +400,7 @@ class Replica(Interpreter):
         bulks = {rank: self.sessions[rank].buffers for rank in facts}
         for rank in facts:
             self._refresh(self.sessions[rank])
+        # Under gradient exchange workers without rows in the round get its mean too.
         targets = [self.sessions[rank].buffers for rank in replied_to]
 
         def write(rank: int, part: slice, values: Vector) -> None:

@@ -195,6 +195,7 @@ class Replication:
         for _ in range(number - self._known):
             self._sizes.popleft()
         self._known = number
+        # The next event waited behind this one: its time begins now.
         self._asked = now if number < self._sent else None
         self._release()
 

@@ -272,6 +272,8 @@ class ReportBuffer:
         self._report(report, *pack_center(center.vector, center.statistics, sums))
 
     def _report(self, report: Report, *body: bytes) -> None:
+        # The standby gives the same report the same number. So a controller can tell a
+        # new leader which reports it has.
         self._told += 1
         told = report.replace(number=self._told)
         self._effects.append(TellController(told, body))

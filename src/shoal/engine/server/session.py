@@ -22,9 +22,9 @@ class WorkerSession:
         token: Secret name of its process.
         buffers: Buffers of its vectors.
         push: Its last push.
-        question: Number of its last request (`Request.number`). A request with the
-            same number again is a repetition after a reconnect. `Push.sequence`, which
-            the sequencer compares, counts the exchanges of the worker instead.
+        question: Number of its last request (`WorkerRequest.number`). A request with
+            the same number again is a repetition after a reconnect. `Push.sequence`,
+            which the sequencer compares, counts the exchanges of the worker instead.
         answer: Answer to that message, with the optimizer state that follows; None if
             there is none yet. Its vectors are in `buffers`.
         liveness: Timeout of its silence.

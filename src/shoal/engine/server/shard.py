@@ -167,6 +167,8 @@ class ShardServer(BaseServer):
 
     def _work(self) -> None:
         """Handles entries whose vectors have arrived."""
+        # An entry without its vectors holds up all later ones: every server handles the
+        # events in one order (decision 21).
         while self._event_log and self._has_vectors(self._event_log[0].event):
             _, event, at = self._event_log.popleft()
             # Number 0 has the optimizer's state; this one only knows if there is one.
@@ -275,6 +277,8 @@ class ShardServer(BaseServer):
         staged = Staged(
             rank=session.rank, staged=session.staged, incarnation=session.incarnation
         )
+        # Both messages below are held until the standby has the part: a part that was
+        # confirmed survives this server (decision 21).
         self._replication.log(staged, 0.0, session, b"")
         self._replication.send(peer, Kept(question=message.question))
         self._tell_staged(session)

@@ -201,6 +201,8 @@ class Standby(Listener):
             self._link.close()
             self._connections.close()
             return None
+        # The leader has ended, and its last events may still be in the socket. They
+        # were not acknowledged: no reply to them has left.
         while not self._lost_at and self._link.has_input(0.0):
             self._follow()
         self._leave_leader()
@@ -270,6 +272,8 @@ class Standby(Listener):
                 self._take_in(*found)
 
     def _take_in(self, logged: Frozen | Logged, blob: memoryview) -> None:
+        # Acknowledged before it is handled: the leader's replies wait for this. It is
+        # handled in the same call, before this server can lead.
         self._number += 1
         try:
             self._link.send(Took(number=self._number).pack())

@@ -102,7 +102,7 @@ class Buffers:
             of: Range of the vector; it begins at a cache line.
             sizes: Sizes of the part.
         """
-        found = Buffers.__new__(Buffers)
+        found = Buffers.__new__(Buffers)  # without memory of its own
         found.sizes, found.slot = sizes, None
         start = 4 * of.start
         found._divide(

@@ -99,6 +99,7 @@ class Changes:
 
     def absorb(self, others: Changes) -> Changes:
         """Adds changes that are newer than all of these; returns the added ones."""
+        # Numbers grow with time: a change that is not newer is known here.
         fresh = others.after(self.serial)
         self.found.update(fresh.found)
         return fresh
@@ -198,6 +199,7 @@ def _read(view: memoryview) -> dict[Key, Change]:
         kept = _dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64))
         end = at + count * kept.itemsize
+        # Copied: a server receives the next frame into the same memory.
         array = np.frombuffer(bytes(view[at:end]), kept).reshape(shape)
         found[Key(str(kind), str(place))] = Change(int(serial), array)
         at = end

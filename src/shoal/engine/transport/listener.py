@@ -129,6 +129,7 @@ class UnverifiedCallers:
             spent_s = self._clock() - began
             if spent_s > SLICE_S:
                 break
+        # One caller may take more than a slice; `wait_s` makes all wait the longer.
         self._left_s -= spent_s
         if self._left_s <= 0:
             self._close()
@@ -245,6 +246,7 @@ class Connections:
 
         Callers come last, and only while they have not used up their time.
         """
+        # `_hear` may add a peer again: it has its next turn after all others.
         eager, self._eager = self._eager, {}
         wait_s = self._unverified.wait_s(0.0 if eager else timeout_s)
         found = self._selector.select(wait_s)
@@ -330,7 +332,7 @@ class Connections:
         connection = peer.channel.socket
         descriptor = connection.fileno()
         if self._peers.pop(descriptor, None) is None:
-            return
+            return  # dropped before: a closed socket has the descriptor -1
         self._selector_of(peer).unregister(connection)
         self._rejected.pop(descriptor, None)
         peer.channel.close()
@@ -342,6 +344,7 @@ class Connections:
     def close(self) -> None:
         """Closes everything, and gives every slot back."""
         for peer in list(self._peers.values()):
+            # Its loss is no event: a worker's role would make one.
             peer.role = "dismissed"
             self.drop(peer, "the run is over")
         self._unverified.close()

@@ -184,7 +184,7 @@ class ServerClient(RequestChannel):
         blob: bytes = b"",
     ) -> Answered:
         """Sends a message, waits for the answer; its vectors are in `self.buffers`."""
-        if self.has_early:
+        if self.has_early:  # it still uses connection and buffers
             raise RuntimeError(f"{message.kind} before the early answer was taken")
         return self._ask(message, has_vectors=has_vectors, blob=blob)
 
@@ -338,6 +338,7 @@ class ServerClient(RequestChannel):
             self.strategy, self.buffers.message, local, self._from, steps, self._spread
         )
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
+        # Copied, as further steps change `local` where a backend works in place.
         pushed[:] = local
         self._pushed_statistics[:] = statistics
         self._ask_early(self._message(statistics, pieces, steps, float(samples)))
@@ -362,6 +363,8 @@ class ServerClient(RequestChannel):
         if body == "reply":
             self._pull(local, pushed)
         elif body == "center":
+            # Steps since the push are added to the center, unless their samples are
+            # leased to another worker.
             taken = local - pushed
             self._adopt(self.buffers.reply)
             if not is_void:

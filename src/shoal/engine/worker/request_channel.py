@@ -258,6 +258,8 @@ class RequestChannel:
         question = self._question
         is_push, shard_clients = isinstance(message, Push), self._shard_clients
         staged = None
+        # Sent first, or at the same time: the message becomes an event when every
+        # server has its part (decision 21).
         if shard_clients is not None and has_vectors:
             staged = shard_clients.stage(question, is_push=is_push)
             self._copy_up()
@@ -289,7 +291,7 @@ class RequestChannel:
                 asked.request = asked.request._replace(is_coded=False)
                 asked.parts = (self._own.inline_up,) if asked.has_vectors else ()
                 self._send_question(asked)
-        if asked.staged is not None:
+        if asked.staged is not None:  # raises what sending the other parts has raised
             asked.staged.result()
         shard_clients = self._shard_clients
         message = answer.message

@@ -195,6 +195,7 @@ class ShardClients:
         in_background = self._environment.in_background
 
         def run() -> None:
+            # The first needs no thread but this one.
             others = [in_background(work) for work in works[1:]]
             works[0]()
             for other in others:

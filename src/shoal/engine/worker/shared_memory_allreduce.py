@@ -124,6 +124,7 @@ class SharedMemoryAllReduce(Collective):
         offer = made[0].offer
         known = {} if offer is None else offer._asdict()
         draft.write_text(json.dumps({"name": name, **known}))
+        # Renamed when complete: other members find a whole offer, or none.
         draft.replace(folder / f"{self._rank}{_OFFER}")
 
     @property
@@ -168,6 +169,7 @@ class SharedMemoryAllReduce(Collective):
             raise ValueError(f"memory of worker {rank} that cannot be mapped")
         if known is not None:
             known.places.close()
+        # Another process wrote this name; it must not lead out of the folder.
         line = str(one_inside(folder, f"{name}{_CALLS}"))
         self._others[rank] = Participant(name, MemoryLayout(slot, self._size), line)
 
@@ -232,6 +234,7 @@ class SharedMemoryAllReduce(Collective):
                 poll = select.poll()
                 poll.register(server, select.POLLIN)
                 poll.register(line, select.POLLIN)
+            # The server answered first. If the step counts, all have written theirs.
             if any(descriptor == server for descriptor, _ in poll.poll()):
                 return self._have_all_called(line)
         return True
@@ -242,6 +245,7 @@ class SharedMemoryAllReduce(Collective):
                 rank, *step = _CALL.unpack(line.recv(_CALL.size))
             except BlockingIOError:
                 break
+            # A call may be lost: the one of a later step stands for it.
             self._called[rank] = max(Step(*step), self._called.get(rank, NEVER))
         others = (rank for rank in self._ranks if rank != self._rank)
         return all(self._called.get(rank, NEVER) >= self._step for rank in others)
@@ -257,6 +261,7 @@ class SharedMemoryAllReduce(Collective):
         ]
         # If all weights are zero, so are the gradients; the mean must not be NaN.
         total, out = sum(mass for _, mass in found) or 1.0, self._mean
+        # Every worker adds in the order of ranks, so that all get the same bits.
         first, second, *others = [vector for vector, _ in found]
         with np.errstate(all="ignore"):
             for part in segments(self._size, SEGMENT):

@@ -47,9 +47,11 @@ class WeightLoop(Loop):
         self._look()
         if client.has_early:
             if not self._catch_up():
-                return
+                return  # this window is void: its samples are leased to another worker
+            # No request is out, so that the state can be sent now.
             if client.progress.wants_snapshot:
                 self._publish()
+            # The answer has moved the weights: the push starts from there.
             vector, statistics = client.local, client.statistics
         learnt = sum(piece.rows for piece in taught)
         # Without data to go on with, there is nothing that an answer could overlap.
@@ -155,6 +157,7 @@ def next_batches(
         if piece.epoch != epoch:
             break
         total += piece.rows
+    # Whole batches; a short one only if the leases of the epoch hold no whole one.
     wanted = min(most * size, total - total % size) or total
     taken: list[Piece] = []
     while wanted and pieces and pieces[0].epoch == epoch:
