@@ -127,7 +127,7 @@ class Setup:
             has_barrier=self.has_barrier,
             quorum=self.quorum,
             borders=order.borders if order.can_be_spread else None,
-            has_groups=self.collective.forms_groups,
+            has_groups=not isinstance(self.collective, ServerCollectiveSpec),
             group_s=self.collective.group_s,
         )
 

@@ -209,7 +209,7 @@ class StatefulBackend(Backend):
         """Returns the weight of a gradient in the mean of all workers."""
         is_weighted = self._spec.mass == "weights"
         if is_weighted and isinstance(data, tuple) and len(data) > 2:
-            return float(np.sum(_leaves(data[2])[0], dtype=np.float32))
+            return float(np.sum(leaves(data[2])[0], dtype=np.float32))
         return float(rows)
 
     def undo(self) -> None:
@@ -383,7 +383,7 @@ class StatefulBackend(Backend):
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Compiles the programs of the run by taking a step, which is then undone."""
-        made = str((is_gradient, [np.shape(leaf) for leaf in _leaves(data)]))
+        made = str((is_gradient, [np.shape(leaf) for leaf in leaves(data)]))
         if made in self._warm:
             return
         kept = self.keep()
@@ -438,12 +438,13 @@ def caught_gradients(parts: ModelParts) -> Generator[list[list[Any]]]:
         raise wrong_count(parts.model, len(caught), "optimizer.apply")
 
 
-def _leaves(data: Data) -> list[Any]:
+def leaves(data: Data) -> list[Any]:
+    """Returns the arrays of a batch."""
     return [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
 
 
 def _rows(data: Data) -> int:
-    return len(_leaves(data)[0])
+    return len(leaves(data)[0])
 
 
 def _values(variables: Sequence[Any]) -> Values:

@@ -16,6 +16,7 @@ from shoal.backends.stateful import (
     StatefulBackend,
     Taken,
     caught_gradients,
+    leaves,
 )
 from shoal.vectors import Layout, Vector
 
@@ -171,10 +172,10 @@ class TensorFlowBackend(StatefulBackend):
         names = self._spec.logs
         if not names:
             return tf.zeros((0,), tf.float32)
-        leaves = [leaf for leaf in keras.tree.flatten(rows) if leaf is not None]
+        found = leaves(rows)
         values = [logs.get(name, np.nan) for name in names]
         cast = [tf.cast(value, tf.float32) for value in (*values, 1.0)]
-        return tf.cast(tf.shape(leaves[0])[0], tf.float32) * tf.stack(cast)
+        return tf.cast(tf.shape(found[0])[0], tf.float32) * tf.stack(cast)
 
     def _is_loss_finite(self, metrics: Sequence[Any], shown: Tensor) -> Tensor:
         sums = [*(v.value for v in metrics), shown]

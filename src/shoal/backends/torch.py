@@ -19,6 +19,7 @@ from shoal.backends.stateful import (
     StatefulBackend,
     Taken,
     caught_gradients,
+    leaves,
 )
 from shoal.vectors import Layout, Vector
 
@@ -51,7 +52,7 @@ class TorchBackend(StatefulBackend):
         metrics = self._reset_metrics()
         speeds = self._cut(velocity, parts.layout) if mu else []
         tensors = self._tensors(data)
-        size = len(_leaves(tensors)[0]) // steps
+        size = len(leaves(tensors)[0]) // steps
         shown = torch.zeros(parts.shown_size, device=self._device)
         fine = torch.zeros((), dtype=torch.int64, device=self._device)
         with self._own_random_numbers() as seed:
@@ -89,7 +90,7 @@ class TorchBackend(StatefulBackend):
             else g.detach().to(torch.float32).cpu().numpy()
             for g, e in zip(caught[0], parts.layout.entries, strict=True)
         ]  # fmt: skip
-        shown = self._shown(logs, len(_leaves(tensors)[0]))
+        shown = self._shown(logs, len(leaves(tensors)[0]))
         after = parts.statistics_layout.gather(parts.beside)
         mass = float(masses[0]) if masses else 0.0
         return Gradients(arrays, after, self._grown(metrics, shown), mass)
@@ -212,7 +213,3 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 def _map(function: Any, data: Data) -> Data:
     return keras.tree.map_structure(lambda a: None if a is None else function(a), data)
-
-
-def _leaves(data: Data) -> list[Any]:
-    return [leaf for leaf in keras.tree.flatten(data) if leaf is not None]

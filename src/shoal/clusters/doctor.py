@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from pathlib import Path
 from typing import final
 
@@ -23,6 +23,7 @@ from shoal.backends import BACKENDS
 from shoal.clusters.gpus import reaches_gpus, usable_gpus
 from shoal.clusters.local import usable_cores
 from shoal.clusters.version_conflicts import Finding, State, clashes, misfits
+from shoal.launchers.versions import installed_version
 
 PACKAGES = (
     "keras", "numpy", "jax", "jaxlib", "tensorflow", "tensorflow-cpu", "torch",
@@ -81,7 +82,7 @@ def read_signs(backend: str, runs: str) -> Signs:
         backend: Backend that Keras will use.
         runs: Folder or URL of runs.
     """
-    packages = {name: found for name in PACKAGES if (found := _version(name))}
+    packages = {name: found for name in PACKAGES if (found := installed_version(name))}
     folders = {"temporary files": tempfile.gettempdir(), "shared memory": "/dev/shm"}
     if "://" not in runs:
         folders["runs"] = runs
@@ -97,16 +98,11 @@ def read_signs(backend: str, runs: str) -> Signs:
         java=_java(),
         has_ssh=shutil.which("ssh") is not None,
         aws=_aws(os.environ, Path.home()),
-        wanted={name: requires(name) or () for name in WANTING if _version(name)},
+        wanted={
+            name: requires(name) or () for name in WANTING if installed_version(name)
+        },
         free={what: free for what, at in folders.items() if (free := _free(Path(at)))},
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def _java() -> str:

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import keras
 
-from shoal.training.progress import Display
+from shoal.training.progress import Display, minutes
 
 PACE_S = 5.0
 
@@ -55,17 +55,6 @@ class StepLines(keras.callbacks.Callback):
             f"step {batch + 1}{f'/{steps}' if steps else ''} "
             f"of epoch {self._epoch + 1}{f'/{epochs}' if epochs else ''}",
             *([] if loss is None else [f"loss {float(loss):.4f}"]),
-            f"{clock(now - self._began)} elapsed",
+            f"{minutes(now - self._began)} elapsed",
         ]
         self._display.say("  ".join(parts))
-
-
-def clock(seconds: float) -> str:
-    """Returns minutes and seconds.
-
-    Example:
-        >>> clock(75.2)
-        '1:15'
-    """
-    whole = round(seconds)
-    return f"{whole // 60}:{whole % 60:02d}"

@@ -14,7 +14,6 @@ from shoal.errors import ConfigError, PlanError
 
 Part: TypeAlias = Literal["chief", "worker", "ps", "scheduler", "evaluator"]
 LAST_PORT = 65535
-COMMON_PORTS = 3  # number of ports on the first node, see `ProcessGroup`
 
 
 @final

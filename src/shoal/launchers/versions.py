@@ -22,14 +22,18 @@ def versions(backend: str = "", engine: str = "") -> dict[str, str]:
         >>> sorted(versions(engine="ray"))
         ['keras', 'numpy', 'python', 'ray', 'shoal']
     """
-    found = {name: _version(name) for name in (*PACKAGES, *([engine] * bool(engine)))}
+    found = {
+        name: installed_version(name)
+        for name in (*PACKAGES, *([engine] * bool(engine)))
+    }
     if backend:
         names = DISTRIBUTIONS.get(backend, (backend,))
-        found[backend] = next(filter(None, map(_version, names)), "")
+        found[backend] = next(filter(None, map(installed_version, names)), "")
     return {"python": platform.python_version(), **found}
 
 
-def _version(name: str) -> str:
+def installed_version(name: str) -> str:
+    """Returns the version of an installed package, empty if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any
 
 from shoal.errors import ConfigError, PlanError
 from shoal.plan.request import Request, plain
-
-Quorum: TypeAlias = "int | float | None"
-"""A number of workers, or a share of them below 1; None for `usual_quorum`."""
 
 
 def check_quorum(quorum: object) -> None:

@@ -219,7 +219,7 @@ class ProgressDisplay:
             *((2 if place else 4, t) for place, t in enumerate(_numbers(logs))),
             (1, f"{alive} worker{'s'[: alive > 1]}"),
             (0, f"staleness {staleness:.1f}"),
-            (7, f"{_minutes(left / rate) if rate else '?'} left"),
+            (7, f"{minutes(left / rate) if rate else '?'} left"),
         ]
 
     def epoch_end(self, rows: int, logs: Mapping[str, Any]) -> None:
@@ -309,7 +309,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-def _minutes(seconds: float) -> str:
-    """Returns minutes and seconds, like a clock."""
+def minutes(seconds: float) -> str:
+    """Returns minutes and seconds, like a clock.
+
+    Example:
+        >>> minutes(75.2)
+        '1:15'
+    """
     whole = round(seconds)
     return f"{whole // 60}:{whole % 60:02d}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from shoal.engine.coordination.timeouts import StragglerTimeout
 from shoal.engine.environment import SYSTEM, Environment
@@ -52,8 +52,6 @@ from shoal.wire.frames import BadFrame, Head
 from shoal.wire.tls import server_context
 
 FLUSH_S = 0.1
-
-Receive = Callable[[Peer, Head, memoryview], None]
 
 
 def open_connections(

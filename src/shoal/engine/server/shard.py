@@ -143,7 +143,7 @@ class ShardServer(BaseServer):
             self._tell_staged(session)
 
     def _tell_of_failure(self, report: Broken) -> None:
-        self._report_channel.say(self._connections.send, report)
+        self._mention(report)
 
     # ---------------------------------------------------------------- orders
 

@@ -65,11 +65,9 @@ class CollectiveSpec(ABC):
     """The choice of a collective; it is sent to the worker's process.
 
     Attributes:
-        forms_groups: Workers average among themselves if the server lets them.
         group_s: Seconds for which members of a group wait for each other.
     """
 
-    forms_groups: ClassVar[bool] = True
     group_s: ClassVar[float] = 0.0
 
     @abstractmethod
@@ -110,8 +108,6 @@ class ServerCollective(Collective):
 @final
 class ServerCollectiveSpec(CollectiveSpec):
     """See `ServerCollective`."""
-
-    forms_groups = False
 
     def open(self, client: ServerClient) -> Collective:
         """See `CollectiveSpec`."""

@@ -148,7 +148,6 @@ class Moving(Message):
     ranks: Wholes
 
 
-FromShard: TypeAlias = Took | Has | Moving
 FROM_SHARD = by_kind(Took, Has, Moving)
 """By kind."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self, TypeAlias, final
+from typing import Annotated, ClassVar, Self, final
 
 from shoal.engine.transport.fields import Clipped, Whole, mapping, whole
 from shoal.engine.transport.messages.base import Message, by_kind
@@ -70,7 +70,6 @@ class CannotFollow(Message):
     reason: Clipped
 
 
-FromStandby: TypeAlias = Took | Mapped | CannotFollow
 FROM_STANDBY = by_kind(Took, Mapped, CannotFollow)
 """By kind."""
 
@@ -168,6 +167,5 @@ class ControllerHeard(Message):
     number: Whole
 
 
-ToStandby: TypeAlias = Frozen | Logged | WorkerSlot | ShardsTook | ControllerHeard
 TO_STANDBY = by_kind(Frozen, Logged, WorkerSlot, ShardsTook, ControllerHeard)
 """By kind."""
