@@ -155,6 +155,7 @@ JOINED_BY_HAND = {
     "paths.py": "what the others call",
     "runs/checkpoint_files.py": "beside a path that is checked",
     "runs/folder.py": "beside a path that is checked",
+    "runs/outlines.py": "a checksum",
     "runs/store.py": "names in this file, and numbers",
     "training/remote_fit.py": "names in clusters/remote_jobs.py",
 }

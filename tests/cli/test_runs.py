@@ -12,7 +12,7 @@ from typer.testing import Result
 
 from shoal.cli import following
 from shoal.cli.following import follow_logs, print_logs
-from shoal.runs.logs import last_lines
+from shoal.runs.logs import tail
 from shoal.runs.store import StoredRun, create
 from shoal.runs.worker_status import worker_statuses
 
@@ -251,7 +251,7 @@ def test_control_c_ends_following_quietly(
     def interrupt(*arguments, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(following, "read_summary", interrupt)
+    monkeypatch.setattr(following, "read_outline", interrupt)
     follow_logs(make_run().folder, None)
 
 
@@ -336,8 +336,8 @@ def test_a_line_of_any_length_is_printed_in_pieces(
 def test_the_end_of_such_a_line_is_all_that_status_reads(long_line: StoredRun):
     tracemalloc.start()
     try:
-        one = last_lines(long_line.folder, 0, 1)
-        two = last_lines(long_line.folder, 0, 2)
+        one = tail(long_line.folder, 0, 1)
+        two = tail(long_line.folder, 0, 2)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -361,7 +361,7 @@ def test_last_lines_are_those_of_the_whole_text(
     lines += [f"{n}" for n in range(20)]
     log.write_text("\n".join(lines) + end)
     for count in (0, 1, 2, 20, 21, 29, 99):
-        assert last_lines(run.folder, 0, count) == lines[-count:][: count or 0]
+        assert tail(run.folder, 0, count) == lines[-count:][: count or 0]
 
 
 def test_lines_of_two_workers_are_not_mixed(

@@ -6,9 +6,9 @@ import threading
 from typing import final
 
 from shoal.errors import ConfigError, DataError
-from shoal.runs.catalogue import read_summary
 from shoal.runs.folder import Folder
 from shoal.runs.logs import LogReader, ranks_with_logs
+from shoal.runs.outlines import read_outline
 from shoal.terminal import LinePiece, say, say_output
 
 POLL_S = 0.5
@@ -55,7 +55,7 @@ def follow_logs(folder: Folder, rank: int | None, *, poll_s: float = POLL_S) -> 
         while True:
             # Asked before reading, so that the last lines are read.
             try:
-                is_last = read_summary(folder, is_outline=True).status != "running"
+                is_last = read_outline(folder).status != "running"
             except DataError:
                 logs.show(is_last=True)
                 raise

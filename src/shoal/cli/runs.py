@@ -59,7 +59,7 @@ def show_runs(
     if context.invoked_subcommand is not None:
         return
     place = _root(context, root)
-    found = list_runs(place)
+    found = list_runs(place, cache=environment().cache)
     if as_json:
         show_json(
             [

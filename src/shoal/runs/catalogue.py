@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from datetime import datetime
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 from shoal.errors import ConfigError, ShoalError, a_kind
 from shoal.runs.events import FOLDER, damaged, read_events
 from shoal.runs.folder import Folder, is_place
+from shoal.runs.outlines import OutlineCache, read_outline
 from shoal.runs.summary import RunSummary, summarise
 from shoal.runs.writer import writer_may_live
 
@@ -40,44 +43,77 @@ def _is_run(folder: Folder) -> bool:
     return True
 
 
-def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
+MOST_READS = 16
+"""Runs of a storage that are read at the same time."""
+
+
+def list_runs(
+    root: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None
+) -> list[RunSummary]:
     """Returns the runs under a root, newest first; none when the root is not there.
 
-    Only the ends of each run are read, so that only the fields of a list
+    Only an outline of each run is read, so that only the fields of a list
     (`summary.LIST_FIELDS`) can be relied on; `read_summary` reads one run completely.
     A run that cannot be read has the status "damaged", with the reason.
 
     Args:
         root: Path or URL of the folder that holds the runs.
+        cache: Folder where outlines are remembered, so that a run whose events have not
+            changed is not read again; default None: they are not.
 
     Example:
         >>> list_runs("memory://no-such-root")
         []
     """
+    return sorted(read_outlines(root, cache=cache), key=newest, reverse=True)
+
+
+def newest(run: RunSummary) -> tuple[float, str]:
+    """Key by which runs are in the order of their start."""
+    return run.started_unix, run.id
+
+
+def read_outlines(
+    root: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None
+) -> Iterator[RunSummary]:
+    """Reads the outlines of `list_runs` one by one, in no order.
+
+    Args:
+        root: Path or URL of the folder that holds the runs.
+        cache: Folder where outlines are remembered, None for none.
+    """
     folder = Folder.at(root)
-    found = [_outline(folder.child(i)) for i in run_ids(root)]
-    return sorted(found, key=lambda run: (_unix(run), run.id), reverse=True)
+    place = None if cache is None else Path(cache).expanduser() / "outlines"
+    outlines = OutlineCache(place, folder.url)
+    names = [name for name in folder.names() if not name.startswith(".")]
+
+    def outline(name: str) -> RunSummary | None:
+        run = folder.child(name)
+        try:
+            if not _is_run(run):
+                return None
+            return outlines.read(run)
+        except ShoalError as error:  # a damaged run does not hide the others
+            return RunSummary(id=name, status="damaged", url=run.url, damage=str(error))
+
+    if folder.is_local:
+        yield from (found for found in map(outline, names) if found)
+    elif names:
+        with ThreadPoolExecutor(MOST_READS, "shoal-outlines") as readers:
+            yield from (found for found in readers.map(outline, names) if found)
+    outlines.save()
 
 
-def _outline(folder: Folder) -> RunSummary:
-    try:
-        return read_summary(folder, is_outline=True)
-    except ShoalError as error:  # a damaged run does not hide the others
-        name, url = folder.name, folder.url
-        return RunSummary(id=name, status="damaged", url=url, damage=str(error))
-
-
-def read_summary(folder: Folder, *, is_outline: bool = False) -> RunSummary:
+def read_summary(folder: Folder) -> RunSummary:
     """Reads the summary of one run.
 
     Args:
         folder: The run folder.
-        is_outline: Read only its ends; enough for the fields of a list.
 
     Raises:
         DataError: The run is damaged.
     """
-    events = read_events(folder, is_outline=is_outline)
+    events = read_events(folder)
     first = next(events, None)
     if first is None:
         raise damaged(folder, f"{FOLDER}/ holds no event that can be read")
@@ -160,7 +196,7 @@ def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> 
         DataError: It is damaged; with `force` it is removed all the same.
     """
     folder = find_run(reference, root)
-    if not force and read_summary(folder, is_outline=True).status == "running":
+    if not force and read_outline(folder).status == "running":
         raise ConfigError(
             f"run {folder.name!r} is running. Expected one that has ended. "
             "Stop it first, or remove it all the same with --force."
@@ -211,7 +247,7 @@ def prune(
     removed: list[str] = []
     for place, run in enumerate(list_runs(root)):
         is_beyond = keep is None or place >= keep
-        is_old = older_than_s is None or now - _unix(run) > older_than_s
+        is_old = older_than_s is None or now - run.started_unix > older_than_s
         if is_beyond and is_old and run.status not in ("running", "damaged"):
             Folder.at(root).child(run.id).remove()
             removed.append(run.id)
@@ -233,7 +269,3 @@ def read_plan(folder: Folder) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise damaged(folder, f"{PLAN} holds {a_kind(found)}")
     return cast("dict[str, Any]", found)
-
-
-def _unix(run: RunSummary) -> float:
-    return datetime.fromisoformat(run.started).timestamp() if run.started else 0.0

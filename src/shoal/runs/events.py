@@ -119,27 +119,21 @@ def segment_numbers(folder: Folder) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def read_events(
-    folder: Folder, *, is_outline: bool = False, after: int = -1
-) -> Iterator[Event]:
+def read_events(folder: Folder, *, after: int = -1) -> Iterator[Event]:
     """Reads the events of a run folder, oldest first.
 
     Args:
         folder: The run folder.
         after: Read only later segments than this one; see `following.Follow` for a run
             that is still being written.
-        is_outline: Read only the first two segments and the last one: they suffice for
-            a list of runs, however long the run was.
 
     Raises:
         DataError: The run is damaged: a segment cannot be read, or a field of an event
             is invalid.
     """
-    numbers = [number for number in segment_list(folder) if number > after]
-    if is_outline and len(numbers) > 3:
-        numbers = [*numbers[:2], numbers[-1]]
-    for number in numbers:
-        yield from decode_segment(folder, number, read_segment(folder, number))
+    for number in segment_list(folder):
+        if number > after:
+            yield from decode_segment(folder, number, read_segment(folder, number))
 
 
 def read_segment(

@@ -1,4 +1,4 @@
-"""Output of the workers of a run: all of it, new lines, or the last lines.
+"""Output of the workers of a run: new lines, the last ones, pages, and searches.
 
 A log may have lines of any length, or may not be a text file: it is
 read in pieces, so that little of it is in memory.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import final
 
 from shoal.errors import DataError
@@ -42,7 +43,7 @@ def ranks_with_logs(folder: Folder) -> list[int]:
         raise damaged(folder, f"its logs cannot be listed: {error}") from error
 
 
-def last_lines(folder: Folder, rank: int, count: int) -> list[str]:
+def tail(folder: Folder, rank: int, count: int) -> list[str]:
     """Returns the last lines of a worker's output, empty without any.
 
     If a line is longer than 64 KiB, only its end is returned, without lines before it.
@@ -74,6 +75,170 @@ def _end_of(folder: Folder, name: str, count: int) -> bytes:
     content = b"".join(reversed(parts))
     begin = content.find(b"\n") + 1 if at > 0 and held < LONGEST_BYTES else 0
     return content[begin:]
+
+
+PAGE_BYTES = LONGEST_BYTES
+_BLOCK_BYTES = 1 << 20
+_ENDS = re.compile(rb"\r\n|\n|\r")
+_MOST_TEXT = 4000
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """A line of a log, or the part of a long one that is on a page.
+
+    Args:
+        offset: Its first byte in the log, by which it can be found again.
+        text: Its text, without its end.
+        is_cut: Whether the line is longer than the text.
+    """
+
+    offset: int
+    text: str
+    is_cut: bool = False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LogPage:
+    """A part of a log.
+
+    Args:
+        start: First byte.
+        end: First byte behind it, where the next page starts.
+        size: Bytes of the log.
+        lines: Its lines.
+    """
+
+    start: int
+    end: int
+    size: int
+    lines: tuple[LogLine, ...]
+
+
+def page(
+    folder: Folder, rank: int, offset: int, most_bytes: int = PAGE_BYTES
+) -> LogPage:
+    """Returns the lines of a log from an offset on.
+
+    Args:
+        folder: The run folder.
+        rank: Rank of the worker.
+        offset: Offset of a line; within a line its rest is the first line.
+        most_bytes: Bytes of the page at most.
+
+    Raises:
+        DataError: The log cannot be read.
+    """
+    size = _size(folder, rank)
+    start = min(max(0, offset), size)
+    content = _read(folder, rank, start, most_bytes)
+    if start + len(content) < size:
+        content = content[: content.rfind(b"\n") + 1] or content
+    return _page(start, content, size)
+
+
+def page_before(
+    folder: Folder, rank: int, end: int | None = None, most_bytes: int = PAGE_BYTES
+) -> LogPage:
+    """Returns the lines of a log up to an offset.
+
+    Args:
+        folder: The run folder.
+        rank: Rank of the worker.
+        end: Offset behind the page; default None: the end of the log.
+        most_bytes: Bytes of the page at most.
+
+    Raises:
+        DataError: The log cannot be read.
+    """
+    size = _size(folder, rank)
+    end = size if end is None else min(max(0, end), size)
+    start = max(0, end - most_bytes)
+    content = _read(folder, rank, start, end - start)
+    if start:  # whole lines, unless one fills the page
+        whole = content.find(b"\n") + 1
+        if 0 < whole < len(content):
+            start, content = start + whole, content[whole:]
+    return _page(start, content, size)
+
+
+def search(folder: Folder, rank: int, words: str, after: int = -1) -> Iterator[LogLine]:
+    """Finds lines of a log that contain a text, in a stream.
+
+    Args:
+        folder: The run folder.
+        rank: Rank of the worker.
+        words: The text; capitals of ASCII are as small letters.
+        after: Offset of a line: only later ones are found; default -1: all.
+
+    Raises:
+        DataError: The log cannot be read.
+    """
+    wanted = words.encode(errors="replace").lower()
+    held, base = b"", max(0, after)
+    while wanted:
+        data = _read(folder, rank, base + len(held), _BLOCK_BYTES)
+        held += data
+        cut = held.rfind(b"\n") + 1 if data else len(held)
+        if not cut and len(held) > 4 * _BLOCK_BYTES:
+            cut = len(held) - len(wanted) + 1  # one endless line
+        for line in _found(held[:cut], wanted, base):
+            if line.offset > after:
+                yield line
+        held, base = held[cut:], base + cut
+        if not data:
+            return
+
+
+def _found(block: bytes, wanted: bytes, base: int) -> Iterator[LogLine]:
+    """Yields each line of a block that contains a text."""
+    lowered, at = block.lower(), 0
+    while (at := lowered.find(wanted, at)) >= 0:
+        start = block.rfind(b"\n", 0, at) + 1
+        end = block.find(b"\n", at)
+        end = len(block) if end < 0 else end
+        yield _line(base + start, block[start:end].removesuffix(b"\r"))
+        at = end
+
+
+def _page(start: int, content: bytes, size: int) -> LogPage:
+    lines: list[LogLine] = []
+    at = 0
+    while at < len(content):
+        found = _ENDS.search(content, at)
+        end, after = found.span() if found else (len(content), len(content))
+        # A progress bar writes many lines over each other, some of them empty.
+        if end > at or found is None or found[0] != b"\r":
+            lines.append(_line(start + at, content[at:end]))
+        at = after
+    end = start + len(content)
+    return LogPage(start=start, end=end, size=size, lines=tuple(lines))
+
+
+def _line(offset: int, content: bytes) -> LogLine:
+    text = content[:_MOST_TEXT].decode(errors="replace")
+    return LogLine(offset=offset, text=text, is_cut=len(content) > _MOST_TEXT)
+
+
+def _size(folder: Folder, rank: int) -> int:
+    """Returns the bytes of a log, 0 without one."""
+    try:
+        return folder.size(log_name(rank))
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise damaged(folder, f"a log cannot be read: {error}") from error
+
+
+def _read(folder: Folder, rank: int, start: int, most: int) -> bytes:
+    try:
+        return folder.read(log_name(rank), start, most)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise damaged(folder, f"a log cannot be read: {error}") from error
 
 
 @final
@@ -118,9 +283,6 @@ class LogReader:
 
     def _read(self, rank: int) -> bytes:
         start = self._offsets.get(rank, 0)
-        try:
-            data = self._folder.read(log_name(rank), start, LONGEST_BYTES)
-        except OSError as error:
-            raise damaged(self._folder, f"a log cannot be read: {error}") from error
+        data = _read(self._folder, rank, start, LONGEST_BYTES)
         self._offsets[rank] = start + len(data)
         return data

@@ -76,6 +76,15 @@ class Segments(ABC):
     def close(self) -> None:
         """Flushes, waits for the storage, and releases it."""
 
+    @property
+    @abstractmethod
+    def last(self) -> int:
+        """Number of the last segment that holds a line."""
+
+    @abstractmethod
+    def beside(self, name: str, content: bytes) -> None:
+        """Writes another file of the run, behind the lines that were flushed."""
+
     def _failed(self, error: Exception, lost: int) -> None:
         self.lost += lost
         if not self._has_complained:
@@ -118,6 +127,18 @@ class LocalSegments(Segments):
             return
         self._is_torn = False
         self._size += len(content)
+
+    @property
+    def last(self) -> int:
+        """Number of the last segment that holds a line."""
+        return self._number
+
+    def beside(self, name: str, content: bytes) -> None:
+        """Writes another file of the run."""
+        try:
+            self._folder.write(name, content)
+        except OSError as error:
+            self._failed(error, 0)
 
     def flush(self) -> None:
         """Does nothing: every line is with the operating system already."""
@@ -163,6 +184,23 @@ class RemoteSegments(Segments):
         self._uploader.submit(self._upload, (self._number, content, len(self._lines)))
         self._number += 1
         self._lines, self._size = [], 0
+
+    @property
+    def last(self) -> int:
+        """Number of the last segment that holds a line."""
+        return self._number if self._lines else self._number - 1
+
+    def beside(self, name: str, content: bytes) -> None:
+        """Queues the upload of another file of the run."""
+        self._uploader.submit(self._put, name, content)
+
+    def _put(self, name: str, content: bytes) -> None:
+        if self._pending:  # a segment failed: the file would tell of lost lines
+            return
+        try:
+            self._folder.write(name, content)
+        except Exception as error:
+            self._failed(error, 0)
 
     def close(self) -> None:
         """Uploads the rest; segments that still cannot be stored count as lost."""

@@ -9,7 +9,7 @@ from typing import Any, final
 from shoal.runs.catalogue import read_summary
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
-from shoal.runs.logs import last_lines
+from shoal.runs.logs import tail
 from shoal.runs.worker_status import (
     ProcessStatus,
     WorkerStatus,
@@ -57,7 +57,7 @@ def read_status(folder: Folder, lines: int = 5) -> LiveStatus:
         id=summary.id,
         status=summary.status,
         workers=workers,
-        lines={one.rank: last_lines(folder, one.rank, lines) for one in workers},
+        lines={one.rank: tail(folder, one.rank, lines) for one in workers},
         processes=process_statuses(events) if summary.status == "running" else [],
         use=summary.use,
     )

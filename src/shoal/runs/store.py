@@ -25,6 +25,7 @@ from shoal.host.temporary import (
     temporary_folder,
 )
 from shoal.interruption import ends_hard
+from shoal.runs import outlines
 from shoal.runs.base import Run as Run
 from shoal.runs.base import Which
 from shoal.runs.catalogue import PLAN, find_run
@@ -231,6 +232,9 @@ class StoredRun(Run):
             self._scalars.note_use(event)
         if event["kind"] in PROMPT_KINDS:
             self._segments.flush()
+        if event["kind"] in outlines.KINDS:
+            content = outlines.outline_of(self._fold, self._segments.last)
+            self._segments.beside(outlines.OUTLINE, content)
 
     def _keep_scalars(self, event: Event) -> None:
         try:

@@ -44,6 +44,7 @@ class RunSummary(BaseModel):
         strategy: Name of the strategy.
         workers: Planned number of training processes.
         started: ISO time with offset; "" if the run wrote nothing.
+        started_unix: The same in Unix seconds, 0 if it wrote nothing.
         seconds: Seconds from the start to the last event, without the time between the
             end of one process and the start of the next.
         url: The run folder.
@@ -73,6 +74,7 @@ class RunSummary(BaseModel):
     strategy: str = ""
     workers: int = 0
     started: str = ""
+    started_unix: float = 0.0
     seconds: float = 0.0
     url: str = ""
     epochs: int = 0
@@ -122,6 +124,9 @@ class Fold:
     Args:
         url: Place of the run.
 
+    Attributes:
+        is_empty: Whether there was no event so far.
+
     Example:
         >>> fold = Fold()
         >>> fold.add({"kind": "worker_lost", "rank": 1})
@@ -135,6 +140,7 @@ class Fold:
         self._plan: dict[str, Any] = {}
         self._writer: Process | None = None
         self._first_time: float | None = None
+        self.is_empty = True
         self._seconds = 0.0
         self._startup_s: float | None = None
         self._final: tuple[Status, dict[str, Any]] | None = None
@@ -148,6 +154,7 @@ class Fold:
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Adds the next event."""
+        self.is_empty = False
         if self._first_time is None and "time" in event:
             self._first_time = float(event["time"])
         self._seconds = max(self._seconds, float(event.get("t", 0.0)))
@@ -177,6 +184,7 @@ class Fold:
             strategy=_strategy_name(self._plan.get("strategy")),
             workers=int(self._plan.get("workers") or 0),
             started=_iso(self._first_time),
+            started_unix=self._first_time or 0.0,
             seconds=round(self._seconds, 3),
             url=self._url,
             epochs=len(self._metrics),
@@ -192,6 +200,27 @@ class Fold:
             warnings=tuple(self._warnings),
             use=tuple(self._use.rows()),
         )
+
+    @property
+    def writer(self) -> Process | None:
+        """The process that writes the run, None if no event names one."""
+        return self._writer
+
+    @property
+    def epochs_reached(self) -> int:
+        """Epochs up to the last one whose end is known."""
+        return len(self._reached)
+
+    @property
+    def samples_reached(self) -> int:
+        """Samples that these epochs should have."""
+        return sum(self._samples.rows_of(epoch, self._plan) for epoch in self._reached)
+
+    @property
+    def _reached(self) -> range:
+        first = int(self._plan.get("initial_epoch") or 0)
+        last = min(max(self._metrics, default=-1), first + self._epochs_planned - 1)
+        return range(first, max(first, last + 1))
 
     @property
     def _epochs_planned(self) -> int:
