@@ -17,7 +17,8 @@ from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
 from shoal.runs.store import NullRun
 from shoal.training.callback_state import CallbackStates
-from shoal.training.driver import Driver, DriverOptions
+from shoal.training.driver import Driver
+from shoal.training.driver_options import DriverOptions
 from shoal.training.hooks import BatchHooks
 from shoal.training.resume_state import Diary, ResumeState
 from shoal.training.start_run import Work, begin

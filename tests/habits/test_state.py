@@ -14,7 +14,7 @@ from shoal.data import training_data
 from shoal.models.inspection import prepare
 from shoal.runs.store import NullRun
 from shoal.training import inline
-from shoal.training.driver import DriverOptions
+from shoal.training.driver_options import DriverOptions
 from shoal.training.start_run import Work
 from tests.habits.cases import assert_close, data, make_model, weights_of
 

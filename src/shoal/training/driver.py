@@ -22,53 +22,21 @@ from shoal.engine.server.records import EpochEnd, Record, Rescue
 from shoal.engine.transport.changes import Changes, unstamped
 from shoal.models.inspection import learning_rate_of
 from shoal.models.metrics import MetricStates
-from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan import Plan
-from shoal.plan.often import Often
 from shoal.runs.base import Run
+from shoal.training.best_model import BestModel
 from shoal.training.callback_list import open_list
 from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
 from shoal.training.changes import WEIGHTS, ModelChanges
 from shoal.training.copies import Copies
+from shoal.training.driver_options import DriverOptions
 from shoal.training.evaluator import Evaluator, Score
 from shoal.training.hooks import BatchHooks
 from shoal.training.in_step import InStep
 from shoal.training.progress import ProgressDisplay
 from shoal.training.resume_state import Diary, ResumeState
 from shoal.training.user_model import UserModel
-from shoal.training.validation import Validation
 from shoal.vectors import Sums, Vector
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class DriverOptions:
-    """Arguments of Keras' `fit` for the user's process.
-
-    Args:
-        callbacks: The user's callbacks.
-        validate: Evaluates the model, None without validation data.
-        late: Validation data of the validation process, in place of `validate`.
-        validation_freq: Epochs between validations, or a list of epochs.
-        verbose: 0, 1, 2 or "auto".
-        echo: Whether to print the workers' output.
-        on_turn: Called while the run is followed; it may raise.
-        often: Interval of checkpoints.
-        keep: Stores a checkpoint, None for no checkpoints.
-        resume_state: State of a resumed run, None for a new one.
-    """
-
-    callbacks: Any = None
-    validate: Callable[..., dict[str, float]] | None = None
-    late: Validation | None = None
-    validation_freq: int | Sequence[int] = 1
-    verbose: int | str = 0
-    echo: bool = False
-    on_turn: Callable[[], None] = lambda: None
-    often: Often = field(default_factory=Often)
-    keep: Callable[[ResumeState], None] | None = None
-    resume_state: ResumeState | None = None
-
 
 FETCH_S = 0.1
 """Seconds between two fetches of the center for batch hooks that workers wait for."""
@@ -117,7 +85,7 @@ class Driver(Observer):
         self._copies = Copies()
         self._later: list[Record] = []
         self._sums: dict[int, Sums] = {}
-        self._best: float | None = None
+        self._best = BestModel(model, self._user, run)
         self._watch = ModelChanges(model, self._warn, self._user.keep_came)
         self._newest: Callable[[], tuple[Vector, Vector] | None] = lambda: None
         self.evaluator: Evaluator | None = None
@@ -185,7 +153,7 @@ class Driver(Observer):
             self._watch.collect()
             self._user.remember(arrays["vector"], arrays["statistics"])
             self._watch.write_later(known)
-        self._best = diary.best
+        self._best.value = diary.best
         self._epoch = _Epoch(number=diary.epoch)
         give_back(self.callbacks.callbacks, diary.callbacks, self._user.frozen)
         if len(diary.kept):
@@ -376,7 +344,7 @@ class Driver(Observer):
             epoch=self._epoch.number + self._epoch.is_over,
             history=history.history,
             epochs=list(history.epoch),
-            best=self._best,
+            best=self._best.value,
             learning_rate=self.learning_rate,
             is_stopped=self.wants_stop,
             callbacks=self._callback_states.take(
@@ -499,8 +467,7 @@ class Driver(Observer):
         self._run.event(
             "epoch_ended", epoch=end.epoch, metrics=numbers, samples=end.rows
         )
-        if self._is_best(numbers):
-            self._save_best()
+        self._best.offer(self._plan.monitor, numbers)
 
     def _validated(self, epoch: int) -> dict[str, Any]:
         """Returns the validation's results; an asynchronous one is started instead."""
@@ -522,17 +489,7 @@ class Driver(Observer):
             numbers = {k: float(v) for k, v in found.items() if np.ndim(v) == 0}
             self._run.event("epoch_scored", epoch=score.epoch, metrics=numbers)
             self._progress.epoch_scored(score.epoch, numbers)
-            if self._is_best(numbers):
-                self._save_best_of(score)
-
-    def _save_best_of(self, score: Score) -> None:
-        """Saves earlier weights; the model has its present ones again afterwards."""
-        now = self._user.moved()
-        self._user.put(score.weights)
-        try:
-            self._save_best()
-        finally:
-            self._user.put(now)
+            self._best.offer_earlier(self._plan.monitor, numbers, score)
 
     def _validates(self, epoch: int) -> bool:
         freq = self._options.validation_freq
@@ -547,21 +504,6 @@ class Driver(Observer):
 
     def _warn(self, text: str) -> None:
         self.on_event("warning", text=text)
-
-    def _is_best(self, logs: dict[str, float]) -> bool:
-        """Whether an epoch is the best so far; it becomes the one to beat."""
-        monitor = self._plan.monitor
-        if monitor.name not in logs:
-            return False
-        score = monitor.score(logs[monitor.name])
-        if self._best is not None and score <= self._best:
-            return False
-        self._best = score
-        return True
-
-    def _save_best(self) -> None:
-        with no_tensorflow():
-            self._run.save_model(self._model, "best")
 
     @property
     def wants_stop(self) -> bool:

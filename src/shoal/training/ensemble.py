@@ -32,7 +32,7 @@ from shoal.optimizers import optimizer_variables
 from shoal.plan import Place, Plan
 from shoal.runs.base import Run
 from shoal.terminal import say
-from shoal.training.driver import DriverOptions
+from shoal.training.driver_options import DriverOptions
 from shoal.training.ensemble_records import EnsembleRecords, MemberRun
 from shoal.training.read_fit import SEED_LIMIT, PreparedFit
 from shoal.training.sampling import sampling

@@ -32,7 +32,8 @@ from shoal.models.metrics import loss_totals
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.strategies.base import Facts
-from shoal.training.driver import Driver, DriverOptions
+from shoal.training.driver import Driver
+from shoal.training.driver_options import DriverOptions
 from shoal.training.inline_workers import InlineWorker, InlineWorkers
 from shoal.training.start_run import TrainingResult, Work, begin, rescue, rules
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables

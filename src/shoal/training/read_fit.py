@@ -34,7 +34,7 @@ from shoal.plan.validation import read_freq
 from shoal.strategies import Strategy
 from shoal.training.allocation import look
 from shoal.training.caps import capped_epochs, capped_steps
-from shoal.training.driver import DriverOptions
+from shoal.training.driver_options import DriverOptions
 from shoal.training.fit_call import FitCall
 from shoal.training.start_run import Work
 from shoal.training.validation import (

@@ -32,7 +32,7 @@ from shoal.runs.checkpoints import CheckpointStore
 from shoal.runs.store import StoredRun, model_file, open_run
 from shoal.training.allocation import look, opened, staged
 from shoal.training.checkpoint_writer import CHECKPOINTS, CheckpointWriter
-from shoal.training.driver import DriverOptions
+from shoal.training.driver_options import DriverOptions
 from shoal.training.inputs import Inputs, read_inputs
 from shoal.training.likeness import difference
 from shoal.training.progress import warn_aside

@@ -27,7 +27,7 @@ from shoal.runs.store import StoredRun, is_of_storage, start
 from shoal.training import inline
 from shoal.training.allocation import opened, staged
 from shoal.training.checkpoint_writer import CheckpointWriter
-from shoal.training.driver import DriverOptions
+from shoal.training.driver_options import DriverOptions
 from shoal.training.ensemble import train_members
 from shoal.training.fit_call import FitCall
 from shoal.training.inputs import Inputs, write_inputs

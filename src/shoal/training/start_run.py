@@ -52,7 +52,8 @@ from shoal.plan.collective import library_of
 from shoal.runs.base import Run
 from shoal.terminal import say
 from shoal.training.allocation import worker_environment_for
-from shoal.training.driver import Driver, DriverOptions
+from shoal.training.driver import Driver
+from shoal.training.driver_options import DriverOptions
 from shoal.training.evaluator import Evaluator
 from shoal.training.resume_state import ResumeState
 from shoal.training.shared_rows import opening, write_data

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Never, TypeVar
 
@@ -18,6 +18,7 @@ from shoal.engine.controller.observer import EpochsInOrder, Observer
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.controller.resume_point import ResumePoint
 from shoal.engine.controller.servers import GRACE_S, Message, ServerGone
+from shoal.engine.controller.settings import CallbackSettings
 from shoal.engine.controller.shared_servers import SharedServers
 from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.coordination import restart_policy
@@ -25,7 +26,6 @@ from shoal.engine.server.checkpoint import OptimizerSnapshot, read_restart
 from shoal.engine.server.records import Rescue
 from shoal.engine.server.reports import read_center, read_epoch, read_records
 from shoal.engine.server.spec import ServerSpec
-from shoal.engine.transport.changes import Changes
 from shoal.engine.transport.messages.base import (
     Report,
 )
@@ -33,14 +33,11 @@ from shoal.engine.transport.messages.controller_to_server import (
     AskCenter,
     AskCheckpoint,
     AskState,
-    ChangeModel,
     Command,
     Expect,
     Finish,
     Halt,
-    Pace,
     Proceed,
-    SetLearningRate,
     Stop,
     WorkerEnded,
 )
@@ -123,10 +120,7 @@ class Controller:
     ) -> None:
         self._job, self._observer, self._pool = job, observer, pool
         self._clock = pool.environment.clock
-        self._learning_rate: float | None = None
-        self._changes = Changes()
-        self._version = -1  # of the newest reported exchange; -1 for unknown
-        self._is_in_step = False
+        self._settings = CallbackSettings(observer, self._command)
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
         self._supervisor = WorkerSupervisor(
             pool, job.policy, job.log, observer, self._tell_of_workers, job.spares
@@ -163,14 +157,12 @@ class Controller:
         self, server: ServerSpec, make_spec: Callable[[int, str], WorkerSpec]
     ) -> None:
         """Gives every process its spec, and connects to the server."""
-        self._learning_rate = server.learning_rate
-        self._changes = Changes(dict(server.changes.found))
+        self._settings.begin(server)
         self._resume_point = ResumePoint(server, make_spec)
         self._begin(self._resume_point)
 
     def _begin(self, resume_point: ResumePoint) -> None:
-        known = {"learning_rate": self._learning_rate, "changes": self._changes}
-        self._servers.start(replace(resume_point.part, **known))
+        self._servers.start(self._settings.written_to(resume_point.part))
         self._supervisor.give(self._job.workers, resume_point.worker, self._job.growth)
         self._servers.connect(self._supervisor.start_limit_s, self._watch)
 
@@ -220,7 +212,7 @@ class Controller:
         # Reports that were not handled are of a lineage that ends here.
         self._backlog.clear()
         self._supervisor.recall()
-        self._version = -1
+        self._settings.reached(-1)
         if resume_point.server.restart is None:
             # A server without a checkpoint has nothing to go back to, and reports
             # nothing.
@@ -261,11 +253,7 @@ class Controller:
         if self._opened is not None:
             self._command(Proceed(epoch=self._opened))
         self._halt()
-        self._command(SetLearningRate(value=self._learning_rate))
-        if self._changes:
-            self._command(ChangeModel(), self._changes.pack())
-        if self._is_in_step:
-            self._command(Pace(after=self._version))
+        self._settings.repeat()
         if self._asked is not None:
             self._command(self._asked)
         if self._wants_checkpoint:
@@ -351,9 +339,7 @@ class Controller:
 
     def _go_back_with_workers(self, lineage: int) -> None:
         """Handles a rollback: reported steps are not committed any more."""
-        self._version = -1  # they may be counted again
-        if self._is_in_step:
-            self._command(Pace(after=-1))
+        self._settings.roll_back()
         if self._resume_point is not None:
             self._resume_point.keep_lineage(lineage)
 
@@ -374,15 +360,16 @@ class Controller:
 
     def _keep_records(self, report: Exchanges, body: memoryview) -> None:
         records, sums = read_records(report, body)
-        self._version = max((record.version for record in records), default=-1)
+        self._settings.reached(max((r.version for r in records), default=-1))
         self._samples += sum(record.samples for record in records)
         self._observer.on_records(records, sums)
-        self._tell_settings()
+        self._settings.tell()
         wants_stop = self._observer.wants_stop
         if wants_stop and not self._is_halted and not self._epochs.are_over:
             self._is_halted = True
             self._halt()
-        self._pace()  # after the callbacks: a step that was not begun is not taken
+        # After the callbacks: a step that was not begun is not taken.
+        self._settings.pace()
 
     def _not_finite(self, rank: int, found: NanReport) -> None:
         """Reports numbers that are NaN or infinite; continues if the policy says so.
@@ -425,8 +412,8 @@ class Controller:
 
     def _open(self, epoch: int) -> None:
         self._observer.on_epoch_begin(epoch)
-        self._tell_settings()
-        self._pace()
+        self._settings.tell()
+        self._settings.pace()
         self._proceed(epoch)
 
     def _proceed(self, epoch: int) -> None:
@@ -458,42 +445,6 @@ class Controller:
         if self._resume_point is None:
             return 0.0
         return self._resume_point.server.sizes.frame_bytes / SLOW_BYTES_S
-
-    def _pace(self) -> None:
-        """Lets workers take one more step, if callbacks see each step."""
-        before, self._is_in_step = self._is_in_step, self._observer.is_in_step
-        if self._is_in_step:
-            self._command(Pace(after=self._version))
-        elif before:
-            self._command(Pace(after=None))
-
-    def _tell_settings(self) -> None:
-        """Sends settings of callbacks, which reach workers with their next answer."""
-        changes = self._observer.changes
-        if changes.serial > self._changes.serial:
-            self._tell_changes(changes)
-        value = self._observer.learning_rate
-        if value is not None and value != self._learning_rate:
-            self._learning_rate = value
-            self._command(SetLearningRate(value=value))
-
-    def _tell_changes(self, changes: Changes) -> None:
-        """Sends a callback's changes of the model."""
-        body = changes.after(self._changes.serial).pack()
-        most = (
-            0
-            if self._resume_point is None
-            else self._resume_point.server.sizes.frame_bytes
-        )
-        self._changes = Changes(dict(changes.found))
-        if len(body) <= most:
-            self._command(ChangeModel(), body)
-            return
-        text = (
-            f"callbacks changed {len(body):,} bytes of the model at once, and at most "
-            f"{most:,} travel; workers go on without. Change less in one hook"
-        )
-        self._observer.on_event("warning", text=text)
 
     def _tell_of_workers(self, command: Expect | WorkerEnded) -> None:
         if isinstance(command, Expect):
