@@ -48,7 +48,7 @@ WELCOME: dict[str, Any] = {
 START = bytes(4 * (SIZES.vector + SIZES.statistics))
 
 
-def test_what_a_server_of_ours_tells_is_taken() -> None:
+def test_answers_of_the_server_are_read() -> None:
     assert Grant.parse(GRANT).pieces == ((0, 0, 8, 0),)
     assert Done.parse({"kind": "done", **STATE}).pieces == ()
     welcome = Welcome.parse(WELCOME)
@@ -74,7 +74,7 @@ def test_any_value_in_any_field_is_refused_or_finite(field: str, value: Any) -> 
 
 @settings(max_examples=100)
 @given(st.sampled_from(["rank", "incarnation", "slot"]), hostile)
-def test_any_place_is_refused_or_one(field: str, value: Any) -> None:
+def test_any_value_of_a_welcome_is_refused_or_read(field: str, value: Any) -> None:
     try:
         found = Welcome.parse({**WELCOME, field: value})
     except WRONG:
@@ -85,7 +85,7 @@ def test_any_place_is_refused_or_one(field: str, value: Any) -> None:
 
 @settings(max_examples=300)
 @given(st.binary(max_size=64) | st.builds(lambda rows: table(rows), hostile))
-def test_any_bytes_are_changes_or_no_changes(data: bytes) -> None:
+def test_any_bytes_are_read_as_changes_or_refused(data: bytes) -> None:
     try:
         found = Changes.read(data)
     except ValueError:
@@ -99,7 +99,7 @@ def table(rows: Any) -> bytes:
     return len(head).to_bytes(8, "little") + head + bytes(16)
 
 
-def test_changes_of_the_wrong_length_are_none() -> None:
+def test_changes_of_the_wrong_length_are_refused() -> None:
     changes = Changes()
     changes.add({Key(FIXED, "2"): np.float32(0.5)})
     data = changes.pack()
@@ -142,7 +142,7 @@ def seat(address: tuple[str, int], **fields: Any) -> ServerAddress:
 
 
 @pytest.mark.parametrize("what", JOINING)
-def test_a_worker_says_what_it_cannot_read_of_a_welcome(what: str) -> None:
+def test_a_worker_names_what_it_cannot_read_in_a_welcome(what: str) -> None:
     with saying(JOINING[what]) as address, pytest.raises(BadFrame):
         ServerClient(seat(address), get("aeasgd"))
 
@@ -175,7 +175,7 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("what", ANSWERS)
-def test_a_worker_says_what_it_cannot_read_of_an_answer(what: str) -> None:
+def test_a_worker_names_what_it_cannot_read_in_an_answer(what: str) -> None:
     content, why = ANSWERS[what]
     with saying(frame(WELCOME, START), content) as address:
         member = ServerClient(seat(address), get("aeasgd"))
@@ -185,7 +185,7 @@ def test_a_worker_says_what_it_cannot_read_of_an_answer(what: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_vectors_that_are_no_numbers_come_as_they_are(value: float) -> None:
+def test_nan_and_infinity_in_vectors_arrive_unchanged(value: float) -> None:
     """What they do to a run is for `on_nan` to say; nothing fails here."""
     body = np.full(SIZES.down_bytes // 4, value, np.float32).tobytes()
     with saying(
@@ -197,7 +197,7 @@ def test_vectors_that_are_no_numbers_come_as_they_are(value: float) -> None:
         member.leave()
 
 
-def test_no_memory_for_a_frame_is_said() -> None:
+def test_missing_memory_for_a_frame_is_reported() -> None:
     with pytest.raises(BadFrame, match="no memory for the 4,611,686,018,427,387,904"):
         memory_for(1 << 62)
     assert len(memory_for(1 << 20)) == 1 << 20
@@ -224,7 +224,7 @@ PARTS: dict[str, tuple[tuple[bytes, ...], str]] = {
 
 
 @pytest.mark.parametrize("what", PARTS)
-def test_a_worker_says_what_it_cannot_read_of_a_shard(what: str) -> None:
+def test_a_worker_names_what_it_cannot_read_from_a_shard(what: str) -> None:
     frames, why = PARTS[what]
     with saying(*frames) as address:
         given = seat(("127.0.0.1", 1), shards=((address,),))
@@ -297,11 +297,11 @@ def follow(*frames: bytes) -> str:
 
 
 @pytest.mark.parametrize("what", LED)
-def test_a_standby_says_what_it_cannot_follow(what: str) -> None:
+def test_a_standby_reports_an_event_that_it_cannot_read(what: str) -> None:
     assert "of the leader" in follow(frame(LED[what]))
 
 
-def test_a_standby_that_cannot_begin_says_so() -> None:
+def test_a_standby_reports_a_state_that_it_cannot_read() -> None:
     with Cluster(setup()) as cluster:
         for first in (frame({"kind": "frozen"}, b"no pickle"), frame(LED["no event"])):
             with saying(first, secret=cluster.secret) as address:

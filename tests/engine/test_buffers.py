@@ -38,7 +38,7 @@ def test_parts_do_not_overlap_and_start_at_cache_lines(sizes: Sizes) -> None:
 
 
 @given(SIZES)
-def test_without_a_slot_all_goes_over_the_socket(sizes: Sizes) -> None:
+def test_without_a_slot_messages_go_over_the_socket(sizes: Sizes) -> None:
     buffers = Buffers(sizes, None)
     assert len(buffers.inline_up) == sizes.up_bytes
     assert len(buffers.inline_down) == sizes.down_bytes
@@ -48,7 +48,7 @@ def test_without_a_slot_all_goes_over_the_socket(sizes: Sizes) -> None:
     buffers.close()
 
 
-def test_two_ends_of_a_slot_see_the_same() -> None:
+def test_both_ends_of_a_slot_see_the_same_bytes() -> None:
     sizes = Sizes(vector=5, statistics=3, metrics=2, digest="")
     made = Slot.make(sizes.slot_bytes)
     assert made is not None

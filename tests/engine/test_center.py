@@ -88,7 +88,7 @@ def test_a_round_of_zero_weight_keeps_the_statistics() -> None:
     assert center.statistics.tolist() == [1.0]
 
 
-def test_running_statistics_forget_who_is_gone() -> None:
+def test_running_statistics_forget_a_lost_worker() -> None:
     center = Center(get("downpour"), drawn(0), np.zeros(1, np.float32))
     reply = np.empty(SIZE, np.float32)
 
@@ -105,7 +105,7 @@ def test_running_statistics_forget_who_is_gone() -> None:
     assert center.statistics.tolist() == [2.0]
 
 
-def test_a_strategy_is_asked_for_what_it_can() -> None:
+def test_a_strategy_gets_only_the_call_it_implements() -> None:
     vector = drawn(0)
     with pytest.raises(TypeError, match="merges rounds"):
         Center(get("local_sgd"), vector, NONE).apply(0, vector, NONE, Facts(), vector)

@@ -60,7 +60,7 @@ def says_statistics(stand: Stand, value: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["aeasgd", "local_sgd", "all_reduce"])
-def test_a_message_of_before_does_not_bring_the_old_value_back(name: str) -> None:
+def test_an_older_message_does_not_restore_the_value_before_a_change(name: str) -> None:
     stand = Stand(name, workers=2)
     says_statistics(stand, 1.0)
     stand.happens("command", changed(level=5.0).pack(), kind="changes")
@@ -78,7 +78,7 @@ def test_a_message_of_before_does_not_bring_the_old_value_back(name: str) -> Non
     assert not told(stand, 0)
 
 
-def test_all_reduce_that_goes_back_keeps_what_a_callback_set() -> None:
+def test_a_rollback_of_all_reduce_keeps_a_callbacks_change() -> None:
     stand = Stand("all_reduce", workers=2)
     stand.asked()
     stand.command("checkpoint")
@@ -94,7 +94,7 @@ def test_all_reduce_that_goes_back_keeps_what_a_callback_set() -> None:
     assert list(stand.replica.center.statistics) == [5.0]
 
 
-def test_one_that_joins_hears_of_all_but_statistics_which_it_gets() -> None:
+def test_a_joining_worker_gets_all_changes_but_those_in_its_statistics() -> None:
     stand = Stand("aeasgd", workers=1)
     changes = changed(level=5.0)
     changes.add({Key(FIXED, "3"): np.float32(2.0)})
@@ -108,7 +108,7 @@ def test_one_that_joins_hears_of_all_but_statistics_which_it_gets() -> None:
     assert list(stand.replica.center.statistics) == [6.0]
 
 
-def test_a_checkpoint_says_which_changes_it_holds() -> None:
+def test_a_checkpoint_has_the_serial_number_of_its_changes() -> None:
     """A server that begins with it applies the others, and no older one again."""
     stand = Stand("aeasgd", workers=1)
     changes = changed(level=5.0)
@@ -123,7 +123,7 @@ def test_a_checkpoint_says_which_changes_it_holds() -> None:
         assert list(Replica(spec, SYSTEM.clock).center.statistics) == [wanted]
 
 
-def test_a_standby_knows_what_was_changed() -> None:
+def test_a_standby_has_the_changes() -> None:
     stand = Stand("aeasgd", workers=1)
     stand.happens("command", changed(level=5.0).pack(), kind="changes")
     other = Replica(stand.replica.spec, SYSTEM.clock)
@@ -155,7 +155,7 @@ def test_every_worker_applies_a_change_whichever_process_is_lost(
     assert 1000 < int.from_bytes(state, "little") < 1100
 
 
-def test_the_vector_shared_by_servers_does_not_mind() -> None:
+def test_changes_reach_workers_with_several_servers() -> None:
     changes = Changes()
     changes.add({COUNT: np.int64(1000), LEVEL: np.array([0.5], np.float32)})
     problem = LeastSquares.seeded(rows=64, size=150)
@@ -179,7 +179,7 @@ def rules(**fields: Any) -> Rules:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_each_step_waits_until_it_is_let(workers: int) -> None:
+def test_each_step_waits_for_the_controller(workers: int) -> None:
     exchanges_gradients = workers > 1
     sequencer = Sequencer(
         rules(
@@ -210,7 +210,7 @@ def test_each_step_waits_until_it_is_let(workers: int) -> None:
     assert sequencer.ledger.committed(0) == 12
 
 
-def test_a_pace_that_is_given_up_deals_as_before() -> None:
+def test_without_a_pace_data_is_dealt_as_before() -> None:
     sequencer = Sequencer(
         rules(epoch_rows=(40,), workers=1, exchanges_gradients=False, is_rounds=False)
     )
@@ -257,7 +257,7 @@ def test_bytes_that_are_cut_off_are_refused() -> None:
         Changes.read(data[:-1])
 
 
-def test_a_state_takes_changes_that_it_lacks_and_those_beside_it() -> None:
+def test_a_state_takes_changes_that_it_lacks_and_those_outside_of_it() -> None:
     changes = changed(level=1.0)
     changes.add({Key(FIXED, "1"): 2.0})
     changes.add({Key(ATTRIBUTE, "model/rate"): 3.0})

@@ -93,7 +93,7 @@ class WithAnchor(Downpour):  # pyright: ignore[reportGeneralTypeIssues]
 @pytest.mark.parametrize(
     "strategy", [Downpour(period=1), WithAnchor(period=1), AEASGD(period=1)]
 )
-def test_memory_that_is_used_again_changes_no_number(strategy: ServerStrategy) -> None:
+def test_reused_memory_changes_no_number(strategy: ServerStrategy) -> None:
     """Also after a window without a step, whose end lies where its start was."""
     apart, again = np.zeros(PROBLEM.size, "f4"), None
     center = apart.copy()
@@ -154,7 +154,7 @@ def answered(strategy: Any, center: Any, state: Any, message: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["local_sgd", "aeasgd"])
-def test_steps_on_samples_that_went_to_others_are_void(name: str) -> None:
+def test_steps_on_samples_leased_to_others_are_void(name: str) -> None:
     with seated(name, is_early=True) as (member, _):
         member.ready()
         pushed = move(member, 1.0)
@@ -175,7 +175,7 @@ def test_steps_on_samples_that_went_to_others_are_void(name: str) -> None:
         assert member.local.tolist() == [expected] * PROBLEM.size
 
 
-def test_one_question_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told while an answer is on its way waits for it."""
     with seated(is_early=True) as (member, _):
         member.ready()
@@ -191,7 +191,9 @@ def test_one_question_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             member.catch_up(move(member, 1.0), member.statistics)
 
 
-def test_who_is_busy_says_so_and_may_then_push(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_worker_reports_it_and_may_then_push(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(request_channel, "BEAT_S", 0.001)
     with seated() as (member, cluster):
         member.ready()
@@ -256,7 +258,7 @@ def test_a_repeat_is_not_applied(name: str, adopted: float) -> None:
         assert list(member.progress.pieces) == held
 
 
-def test_data_that_is_not_there_is_waited_for() -> None:
+def test_a_worker_waits_for_data() -> None:
     with seated() as (member, cluster):
         member.ready()
         while member.progress.pieces:
@@ -281,7 +283,7 @@ def until_asked(member: ServerClient) -> None:
 
 @pytest.mark.parametrize("wants_slot", [True, False])
 @pytest.mark.parametrize("blob", [b"", b"optimizer"])
-def test_a_snapshot_reaches_the_center_and_who_joins(
+def test_a_snapshot_reaches_the_center_and_joining_workers(
     wants_slot: bool, blob: bytes
 ) -> None:
     # With a blob it did not fit where messages are received, and without a slot
@@ -327,7 +329,7 @@ def test_a_refusal_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(closed) == 1
 
 
-def test_times_start_again_when_they_are_taken() -> None:
+def test_times_are_reset_when_they_are_taken() -> None:
     times = Times(compute_s=1.5)
     assert times.take()[0] == 1.5
     assert not any(times.take())

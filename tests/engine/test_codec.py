@@ -49,13 +49,15 @@ def bound(name: str, values: Vector) -> Vector:
 
 @EACH
 @given(SIZES.flatmap(floats))
-def test_no_number_is_farther_off_than_it_says(name: str, values: Vector) -> None:
+def test_no_decoded_number_is_off_by_more_than_the_codecs_bound(
+    name: str, values: Vector
+) -> None:
     found = said(CODECS[name], values)
     assert np.all(np.abs(found - values) <= bound(name, values))
 
 
 @EACH
-def test_the_largest_and_the_smallest(name: str) -> None:
+def test_the_largest_and_the_smallest_numbers(name: str) -> None:
     values = np.array([LARGEST, -LARGEST, 1e-45, 0.0, -0.0], np.float32)
     assert np.isfinite(said(CODECS[name], values)).all()
     assert not said(CODECS[name], np.zeros(5, np.float32)).any()
@@ -65,7 +67,9 @@ def test_the_largest_and_the_smallest(name: str) -> None:
 
 @EACH
 @given(st.data())
-def test_changes_add_up(name: str, data: st.DataObject) -> None:
+def test_encoded_changes_add_up_to_the_exact_sum(
+    name: str, data: st.DataObject
+) -> None:
     """All that was decoded, and what is left for the next message, is all there was."""
     size, codec = data.draw(SIZES), CODECS[name]
     sender = VectorEncoder(codec, size, is_place=False)
@@ -87,7 +91,7 @@ def test_changes_add_up(name: str, data: st.DataObject) -> None:
 
 @EACH
 @given(st.data())
-def test_places_are_followed(name: str, data: st.DataObject) -> None:
+def test_decoded_weights_follow_the_exact_ones(name: str, data: st.DataObject) -> None:
     """The other end is as near as a rounding of the last move, and knows it exactly."""
     size, codec = data.draw(SIZES), CODECS[name]
     sender = VectorEncoder(codec, size, is_place=True)
@@ -113,7 +117,7 @@ def test_places_are_followed(name: str, data: st.DataObject) -> None:
 @EACH
 @pytest.mark.parametrize("is_place", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
-def test_what_is_not_finite_or_huge_goes_as_it_is(
+def test_vectors_with_huge_or_non_finite_numbers_go_unencoded(
     name: str, is_place: bool, bad: float
 ) -> None:
     sender = VectorEncoder(CODECS[name], 4, is_place=is_place)
@@ -135,7 +139,7 @@ def test_what_is_not_finite_or_huge_goes_as_it_is(
 
 @EACH
 @pytest.mark.parametrize("other", ["a snapshot", "a gradient that is not finite"])
-def test_what_was_left_out_of_a_change_survives_what_goes_as_it_is(
+def test_the_error_of_a_change_survives_an_unencoded_vector(
     name: str, other: str
 ) -> None:
     """A checkpoint, or one overflow of a scaled loss, costs no rounding."""
@@ -208,7 +212,7 @@ def test_a_message_and_a_reply(name: str, strategy: str) -> None:
         assert here.reply_statistics.tolist() == [-number] * 3
 
 
-def test_who_says_less_than_a_vector_is_told_so() -> None:
+def test_a_frame_shorter_than_a_vector_is_refused() -> None:
     sizes = Sizes(vector=300, statistics=3, metrics=2, digest="", codec="int8")
     server = ConnectionCodec(Buffers(sizes, None), get("downpour"), is_server=True)
     for body in (b"", bytes(300), bytes(308)):
@@ -216,6 +220,6 @@ def test_who_says_less_than_a_vector_is_told_so() -> None:
             server.unpack(memoryview(body))
 
 
-def test_nothing_is_encoded_without_being_asked_for() -> None:
+def test_nothing_is_encoded_by_default() -> None:
     sizes = Sizes(vector=3, statistics=0, metrics=0, digest="")
     assert connection_codec(Buffers(sizes, None), get("aeasgd"), is_server=True) is None

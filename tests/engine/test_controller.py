@@ -44,7 +44,7 @@ def controller() -> Controller:
     return Controller(job, anybody, anybody)
 
 
-def test_a_checkpoint_that_was_asked_for_is_asked_for_again(
+def test_a_pending_checkpoint_is_requested_again(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -99,7 +99,7 @@ RULES = Rules(
 
 
 @pytest.mark.parametrize("is_halted", [False, True])
-def test_epochs_that_a_checkpoint_does_not_know_are_trained_again(
+def test_epochs_after_the_checkpoint_are_trained_again(
     is_halted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their ends were told: nobody hears of them twice, and none is left out."""

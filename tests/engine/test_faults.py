@@ -147,7 +147,7 @@ class KillAtEnd(KillServer):
 @pytest.mark.process
 @EVERYWHERE
 @pytest.mark.parametrize("strategy", ["aeasgd", ALSO_ROUNDS, ALSO_GRADIENTS])
-def test_an_epoch_that_was_told_and_then_lost_is_trained_again(
+def test_a_reported_epoch_that_was_lost_is_trained_again(
     place: Place, strategy: str
 ) -> None:
     """It was left out: the next one was trained on what was before it."""
@@ -330,7 +330,7 @@ def test_without_restarts_a_lost_server_ends_the_run(place: Place) -> None:
 
 @pytest.mark.process
 @EVERYWHERE
-def test_all_reduce_killed_to_the_last_worker_goes_on_as_if_nothing_was(
+def test_all_reduce_goes_on_with_the_same_curve_after_all_workers_are_killed(
     place: Place,
 ) -> None:
     # In the second of three epochs, both in the same step, which nobody can end.
@@ -354,7 +354,9 @@ def test_all_reduce_killed_to_the_last_worker_goes_on_as_if_nothing_was(
 
 @pytest.mark.process
 @EVERYWHERE
-def test_without_restarts_the_run_ends_and_says_so(place: Place) -> None:
+def test_without_restarts_a_lost_worker_ends_the_run_with_the_reason(
+    place: Place,
+) -> None:
     watch = faults.kill(rank=0, step=3)
     with watch, pytest.raises(WorkerLost, match="0 of 0 restarts used"):
         fit("aeasgd", place, workers=1, max_restarts=0)
@@ -398,7 +400,7 @@ def test_a_chain_holds_all() -> None:
         chain(Moment(3, 2, 4))
 
 
-def test_nothing_is_watched_outside_the_block() -> None:
+def test_faults_are_active_within_the_block_only() -> None:
     assert WATCH.get() is None
     with faults.kill(rank=0, step=1) as active:
         assert WATCH.get() is active

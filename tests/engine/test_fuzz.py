@@ -71,7 +71,7 @@ def peer(cluster: Cluster, draw: Mutator, *, is_worker: bool) -> int:
 
 
 @pytest.mark.parametrize(("name", "seed"), [("aeasgd", 0), ("local_sgd", 1)])
-def test_a_run_under_fire_trains_every_sample_once(name: str, seed: int) -> None:
+def test_a_run_with_faults_trains_every_sample_once(name: str, seed: int) -> None:
     setup = Setup.linear(PROBLEM, get(name), workers=2, epochs=EPOCHS)
     failures: list[BaseException] = []
     with Cluster(setup) as cluster:
@@ -115,7 +115,7 @@ def real_only(start: Any) -> Any:
     return begin
 
 
-def test_the_same_seed_fires_the_same() -> None:
+def test_the_same_seed_gives_the_same_faults() -> None:
     one, two = (Mutator(7, b"k" * 32, "d", 2, 64) for _ in range(2))
     for is_worker in (True, False) * 500:
         assert one.frame(is_worker=is_worker) == two.frame(is_worker=is_worker)

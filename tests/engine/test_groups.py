@@ -146,7 +146,7 @@ def test_a_mean_that_one_did_not_get_is_made_by_the_server(tmp_path: Path) -> No
     assert not found.of_kind("left")
 
 
-def test_who_joins_later_is_in_the_next_group(tmp_path: Path) -> None:
+def test_a_worker_that_joins_later_is_in_the_next_group(tmp_path: Path) -> None:
     opener = Opener()
     found = train(setup(tmp_path, opener, workers=2, late=[2 * BATCH]))
     check_counts(found)

@@ -98,7 +98,7 @@ def check_named(found: list[dict[str, Any]]) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", SERVED)
-def test_skipped_samples_count_once_and_teach_nothing(
+def test_skipped_samples_are_committed_once_and_not_trained_on(
     strategy: str, kept: shoal.Session
 ) -> None:
     net = model()
@@ -175,7 +175,7 @@ class Fault(keras.callbacks.Callback):
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_what_is_left_out_stays_so_in_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_samples_left_out_stay_left_out_in_a_resumed_run(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="broken off") as caught:
         fit(model(), "local_sgd", "rollback", callbacks=[Fault()])
     [note] = caught.value.__notes__
@@ -189,7 +189,7 @@ def test_what_is_left_out_stays_so_in_a_run_that_goes_on(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_rollbacks_come_to_an_end(tmp_path: Path) -> None:
+def test_the_number_of_rollbacks_is_limited(tmp_path: Path) -> None:
     """Every window diverges: nothing that is left out would help."""
     net = model(keras.optimizers.SGD(float("inf")))
     with pytest.raises(NotFinite, match="after 3 rollbacks"):
@@ -199,7 +199,7 @@ def test_rollbacks_come_to_an_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_nothing_chosen_trains_on_as_keras_does_and_warns(
+def test_the_default_trains_on_as_keras_and_warns(
     tmp_path: Path, kept: shoal.Session
 ) -> None:
     net, plain = model(), model()
@@ -241,7 +241,9 @@ def test_a_loss_alone_counts_as_well(strategy: str) -> None:
 
 
 @pytest.mark.process
-def test_an_optimizer_that_copes_is_left_alone(kept: shoal.Session) -> None:
+def test_an_optimizer_that_handles_nan_itself_is_not_stopped(
+    kept: shoal.Session,
+) -> None:
     """Loss scaling makes gradients overflow on purpose, and steps over them."""
 
     def scaled() -> Any:
@@ -310,7 +312,7 @@ def test_the_plan_says_what_follows() -> None:
     assert "nan " not in shoal.plan(model(), x, y).explain()
 
 
-def test_what_is_not_known_is_refused() -> None:
+def test_an_unknown_value_is_refused() -> None:
     x, y = data()
     with pytest.raises(ConfigError, match="'stop', 'skip', 'rollback' or None"):
         shoal.plan(model(), x, y, on_nan="ignore")

@@ -48,9 +48,7 @@ def test_a_server_that_never_answers_is_silent_after_its_limit() -> None:
 
 
 @given(st.lists(st.floats(0.0, 3.0), max_size=20), st.floats(0.0, 10.0))
-def test_what_it_once_took_it_may_take_again_and_longer(
-    took: list[float], start: float
-):
+def test_the_limit_follows_the_longest_answer_so_far(took: list[float], start: float):
     heartbeat, now = Heartbeat(startup_s=start), 50.0
     for seconds in took:
         heartbeat.look(now)
@@ -62,7 +60,7 @@ def test_what_it_once_took_it_may_take_again_and_longer(
     assert heartbeat.limit_s >= FLOOR_S + start + 0.99 * TIMES * longest
 
 
-def test_nothing_is_held_against_it_while_nobody_looked() -> None:
+def test_time_in_which_nobody_listened_does_not_count() -> None:
     """A callback took an hour, or the machine was asleep."""
     heartbeat = Heartbeat(looked=10.0)
     assert heartbeat.look(10.1)
@@ -73,7 +71,7 @@ def test_nothing_is_held_against_it_while_nobody_looked() -> None:
     assert heartbeat.is_over(3600.0 + heartbeat.limit_s + PAUSE_S)
 
 
-def test_one_question_at_a_time() -> None:
+def test_one_request_at_a_time() -> None:
     heartbeat = Heartbeat(looked=10.0)
     assert heartbeat.look(10.1)
     heartbeat.ask(10.1)
@@ -141,7 +139,7 @@ def expired() -> Heartbeat:
     return Heartbeat(asked=now - 3600, looked=now)
 
 
-def test_it_asks_and_keeps_the_answer_to_itself(peer: Peer) -> None:
+def test_pings_and_their_answers_are_not_passed_on(peer: Peer) -> None:
     heartbeat = Heartbeat.of(SYSTEM.clock(), 0.1, 8, 1)
     assert hear(peer.link, heartbeat, 7, 0.0, SYSTEM.clock) is None
     assert peer.heard() == "ping"
@@ -155,14 +153,14 @@ def test_it_asks_and_keeps_the_answer_to_itself(peer: Peer) -> None:
     assert found[0].kind == "records"
 
 
-def test_silence_is_found(peer: Peer) -> None:
+def test_a_silent_server_is_found(peer: Peer) -> None:
     with pytest.raises(
         ServerSilent, match=r"hung: it answered nothing for more than 5.0 s"
     ):
         hear(peer.link, expired(), 7, 0.0, SYSTEM.clock)
 
 
-def test_whatever_waits_to_be_read_comes_first(peer: Peer) -> None:
+def test_waiting_messages_are_read_before_silence_counts(peer: Peer) -> None:
     heartbeat = expired()
     peer.channel.send({"kind": "pong"})
     assert hear(peer.link, heartbeat, 7, 20.0, SYSTEM.clock) is None
@@ -177,7 +175,7 @@ HALVES: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("what", HALVES)
-def test_a_frame_that_stops_half_way_is_silence(what: str, peer: Peer) -> None:
+def test_a_frame_that_stops_half_way_counts_as_silence(what: str, peer: Peer) -> None:
     heartbeat = Heartbeat.of(SYSTEM.clock(), 0.1, 8, 1)
     heartbeat.work_s = (
         0.01 - FLOOR_S - heartbeat.startup_s
@@ -187,7 +185,7 @@ def test_a_frame_that_stops_half_way_is_silence(what: str, peer: Peer) -> None:
         hear(peer.link, heartbeat, 7, 20.0, SYSTEM.clock)
 
 
-def test_a_limit_for_one_frame_is_none_for_the_next(peer: Peer) -> None:
+def test_the_limit_for_one_frame_does_not_hold_for_the_next(peer: Peer) -> None:
     peer.channel.send({"kind": "center"}, b"1234")
     head, body = peer.link.receive(stall_s=20.0)
     assert (head["kind"], bytes(body)) == ("center", b"1234")

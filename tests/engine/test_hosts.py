@@ -117,7 +117,7 @@ def train(hosts: Hosts, **fields: Any) -> tuple[bytes, list[dict[str, Any]], Awa
     return sniffer.heard, events, away
 
 
-def test_between_hosts_nobody_can_read_along(hosts: Hosts) -> None:
+def test_traffic_between_hosts_is_encrypted(hosts: Hosts) -> None:
     """Without a word of the user: the server listens where others reach it."""
     heard, events, _ = train(hosts)
     joined = [event for event in events if event["kind"] == "joined"]
@@ -127,7 +127,7 @@ def test_between_hosts_nobody_can_read_along(hosts: Hosts) -> None:
     assert b"kind" not in heard
 
 
-def test_a_reader_would_have_read_without_it(
+def test_without_encryption_the_test_would_read_the_traffic(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inline, "identity_for", lambda _: None)
@@ -143,7 +143,7 @@ def test_a_host_that_is_lost_costs_no_sample(hosts: Hosts) -> None:
     assert sorted(away.wait())[0] == -9
 
 
-def test_a_worker_of_another_run_is_shut_out(hosts: Hosts) -> None:
+def test_a_worker_of_another_run_is_refused(hosts: Hosts) -> None:
     """It has another secret, or does not know the certificate."""
     given = setup("downpour", wants_slot=False, host=hosts.address)
     with Cluster(given) as cluster, Cluster(given) as other:

@@ -196,7 +196,7 @@ def test_statistics_weigh_by_rows_where_gradients_weigh_by_sample_weights() -> N
 
 
 @pytest.mark.parametrize("collective", ["server", "shared", "native", "two servers"])
-def test_masks_weigh_by_what_they_leave_on_every_way(
+def test_masked_losses_weigh_by_unmasked_values_with_every_collective(
     collective: str, tmp_path: Any
 ) -> None:
     """Halves of a batch have one and five steps a row."""

@@ -60,7 +60,7 @@ def setup(name: str, **given: Any) -> Setup:
     ],
     ids=str,
 )
-def test_it_reaches_the_server_and_joining_workers(
+def test_a_large_state_reaches_the_server_and_joining_workers(
     name: str, given: dict[str, Any]
 ) -> None:
     outcome = train(setup(name, workers=2, **given))
@@ -68,7 +68,7 @@ def test_it_reaches_the_server_and_joining_workers(
     assert [end.rows for end in outcome.epochs] == [PROBLEM.rows] * EPOCHS
 
 
-def test_a_worker_that_was_lost_is_replaced_with_it() -> None:
+def test_the_replacement_of_a_lost_worker_gets_the_large_state() -> None:
     fault = faults.leave(rank=1, step=3)
     outcome = train(setup("all_reduce", workers=2, watch=fault))
     assert len(outcome.of_kind("joined")) == 3
@@ -76,7 +76,7 @@ def test_a_worker_that_was_lost_is_replaced_with_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "aeasgd"])
-def test_more_than_the_model_has_ends_the_run_with_the_reason(name: str) -> None:
+def test_a_state_larger_than_the_model_ends_the_run_with_the_reason(name: str) -> None:
     """Not as a worker that is lost, again and again."""
     given = setup(name, workers=2)
     given = replace(given, state=STATE - SPARE_BYTES - 1)
@@ -84,6 +84,6 @@ def test_more_than_the_model_has_ends_the_run_with_the_reason(name: str) -> None
         train(given)
 
 
-def test_the_limit_follows_what_is_sent() -> None:
+def test_the_limit_of_frames_follows_the_size_of_the_state() -> None:
     sizes = Sizes(vector=8, statistics=1000, metrics=7, digest="", state=12345)
     assert sizes.frame_bytes == sizes.up_bytes + 12345 + SPARE_BYTES

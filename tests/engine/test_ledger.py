@@ -34,7 +34,7 @@ def members(ranges: Ranges) -> set[int]:
 
 class TestRanges:
     @given(EDITS)
-    def test_is_a_set(self, edits) -> None:
+    def test_ranges_behave_as_a_set(self, edits) -> None:
         ranges, model = ranges_of(edits)
         assert members(ranges) == model
         assert len(ranges) == len(model)
@@ -186,7 +186,7 @@ def leased(ledger: Ledger, rows: int) -> Piece:
     return piece
 
 
-def test_closed_epochs_are_not_looked_through_but_counted() -> None:
+def test_closed_epochs_cost_no_search_and_still_count() -> None:
     ledger = Ledger()
     ledger.open(1, 2)
     ledger.open(0, 2)
@@ -207,7 +207,7 @@ def test_a_piece_twice_in_one_push_is_refused() -> None:
 
 
 @pytest.mark.parametrize("owner", [1, 2])
-def test_nobody_commits_what_another_holds(owner: int) -> None:
+def test_an_owner_cannot_commit_leases_of_another(owner: int) -> None:
     ledger = Ledger()
     ledger.open(0, 10)
     piece = leased(ledger, 5)

@@ -104,7 +104,7 @@ _FRAMES = st.lists(st.integers(0, 120) | _NEAR, max_size=90)
     inbox=st.none() | st.just(200),
     has_tls=st.booleans(),
 )
-def test_everybody_is_heard_in_order_to_the_last_frame(
+def test_all_frames_of_all_peers_are_handled_in_order(
     said: list[list[int]], inbox: int | None, has_tls: bool
 ) -> None:
     with serving(has_tls=has_tls) as (connections, house):
@@ -134,7 +134,9 @@ def test_everybody_is_heard_in_order_to_the_last_frame(
 
 
 @pytest.mark.parametrize("has_tls", [True, False])
-def test_who_never_stops_has_one_turn_like_all_others(has_tls: bool) -> None:
+def test_a_peer_that_never_stops_sending_has_one_turn_as_all_others(
+    has_tls: bool,
+) -> None:
     frames = pack_head({"kind": "more"}, 0) * 4000
     with serving(has_tls=has_tls) as (connections, house):
         loud, _ = calling(connections)
@@ -203,7 +205,7 @@ def test_unverified_callers_are_served_again_beside_busy_peers() -> None:
         link.close()
 
 
-def test_what_a_caller_is_told_when_it_is_seated_is_sent_to_the_end() -> None:
+def test_the_answer_to_a_caller_is_sent_completely() -> None:
     body = bytes(32 << 20)
     with serving() as (connections, house):
         house.is_open = False

@@ -47,14 +47,14 @@ WORKERS = st.builds(Worker, SECONDS, st.lists(SECONDS, max_size=20))
 
 
 @given(WORKERS)
-def test_a_worker_that_goes_on_as_before_is_never_given_up(worker: Worker) -> None:
+def test_a_worker_of_constant_pace_is_never_dropped(worker: Worker) -> None:
     longest = max(worker.silences, default=0.0)
     assert not worker.is_over(TIMES * longest)
     assert worker.is_over(1.01 * (FLOOR_S + TIMES * longest) + 1)
 
 
 @given(WORKERS)
-def test_another_program_takes_as_long_as_the_first_and_is_no_pace(
+def test_compiling_another_program_is_allowed_for_and_sets_no_pace(
     worker: Worker,
 ) -> None:
     before = worker.liveness.limit_s
@@ -65,7 +65,7 @@ def test_another_program_takes_as_long_as_the_first_and_is_no_pace(
 
 
 @given(WORKERS, BEATS)
-def test_a_worker_whose_bytes_arrive_is_not_silent_and_that_is_no_pace(
+def test_arriving_bytes_count_as_life_and_set_no_pace(
     worker: Worker, looks: int
 ) -> None:
     """A vector may take long on a slow link; then it computes for as long as before."""
@@ -82,7 +82,7 @@ def test_a_worker_whose_bytes_arrive_is_not_silent_and_that_is_no_pace(
 
 
 @given(WORKERS, BEATS)
-def test_a_worker_that_says_it_waits_for_data_is_kept_and_that_is_no_pace(
+def test_a_worker_that_reads_data_is_kept_and_sets_no_pace(
     worker: Worker, beats: int
 ) -> None:
     before = worker.liveness.limit_s
@@ -91,9 +91,7 @@ def test_a_worker_that_says_it_waits_for_data_is_kept_and_that_is_no_pace(
 
 
 @given(SECONDS, BEATS)
-def test_what_is_done_for_the_first_time_shows_the_pace(
-    startup_s: float, beats: int
-) -> None:
+def test_the_first_window_sets_the_pace(startup_s: float, beats: int) -> None:
     worker = Worker(startup_s, [])
     start = worker.now
     worker.beats(beats, is_busy=True)
@@ -102,7 +100,7 @@ def test_what_is_done_for_the_first_time_shows_the_pace(
     assert not worker.is_over(TIMES * (worker.now - start))
 
 
-def test_nobody_is_given_up_while_it_compiles_or_waits() -> None:
+def test_a_worker_is_not_dropped_while_it_compiles_or_waits() -> None:
     starting = LivenessTimeout()
     starting.answered(0.0)
     assert not starting.is_over(1e9)
@@ -111,7 +109,7 @@ def test_nobody_is_given_up_while_it_compiles_or_waits() -> None:
     assert not worker.is_over(1e9)
 
 
-def test_the_servers_own_pause_is_nobodys_fault() -> None:
+def test_a_pause_of_the_server_counts_against_no_worker() -> None:
     worker = Worker(1.0, [0.1])
     worker.liveness.forgive(1000.0)
     assert not worker.is_over(1000.0)

@@ -116,7 +116,7 @@ def test_workers_of_many_speeds_open_few_chunks_twice() -> None:
     assert counts == sorted(counts, reverse=True)  # the fast ones have taken more
 
 
-def test_a_stretch_of_the_dead_is_taken_from_its_start() -> None:
+def test_a_lost_workers_stretch_is_taken_from_its_start() -> None:
     ledger, places = Ledger(), Locality(lambda epoch: (0, 50), batch=5)
     ledger.open(0, rows=100)
 
@@ -132,7 +132,7 @@ def test_a_stretch_of_the_dead_is_taken_from_its_start() -> None:
     assert [lease(2).start, lease(0).start, lease(2).start] == [50, 10, 60]
 
 
-def test_without_borders_in_reach_a_stretch_is_parted_at_a_step() -> None:
+def test_without_a_border_near_a_stretch_is_cut_at_a_step() -> None:
     ledger, places = Ledger(), Locality(lambda epoch: (0,), batch=8)
     ledger.open(0, rows=100)
     first = ledger.lease(0, 0, 16, places.next(0, 0, ledger, 2))

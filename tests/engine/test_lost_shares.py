@@ -64,7 +64,7 @@ def lanes(folder: Path) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("collective", list(lanes(Path())))
-def test_what_is_left_of_a_step_weighs_as_it_does_alone(
+def test_the_rest_of_a_step_weighs_as_a_step_of_its_own(
     collective: str, workers: int, rank: int, tmp_path: Path
 ) -> None:
     watch = faults.leave(rank=rank, step=4)
@@ -72,7 +72,7 @@ def test_what_is_left_of_a_step_weighs_as_it_does_alone(
 
 
 @pytest.mark.parametrize("collective", ["server", "shared", "native"])
-def test_two_are_lost_of_one_step(collective: str, tmp_path: Path) -> None:
+def test_two_workers_of_one_step_are_lost(collective: str, tmp_path: Path) -> None:
     """One after the other: what is left is computed for a smaller step each time."""
     watch = faults.leave(rank=1, step=5).leave(rank=2, step=5)
     check(train(setup(workers=3, watch=watch, **lanes(tmp_path)[collective])), losses=2)
@@ -129,7 +129,7 @@ def push(rank: int, piece: Any, assumed: float, sequence: int = 1) -> PushMetada
     )  # fmt: skip
 
 
-def test_a_round_closes_for_the_sums_that_it_really_has() -> None:
+def test_a_round_closes_only_for_its_actual_sums() -> None:
     table, held = gradient_table()
     assert table.push(push(0, held[0], 6.0)) == []
     assert table.push(push(1, held[1], 6.0)) == []

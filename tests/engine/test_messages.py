@@ -64,7 +64,7 @@ def numbers_in(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("read", "head"), READERS)
-def test_what_a_worker_of_ours_says_is_taken(read: Any, head: Any) -> None:
+def test_messages_of_a_worker_are_read(read: Any, head: Any) -> None:
     assert read.parse(head)
 
 
@@ -97,7 +97,7 @@ def test_any_value_in_any_field_is_refused_or_finite(
     ],
     ids=["5,000 digits", "deep", "kind is a list", "no object", "cut", "no JSON"],
 )
-def test_heads_that_no_peer_of_ours_sends(text: str) -> None:
+def test_heads_that_no_peer_sends_are_refused(text: str) -> None:
     with pytest.raises(BadFrame):
         unpack_head(text.encode())
 
@@ -153,7 +153,7 @@ def calling(cluster: Cluster, address: tuple[str, int]) -> Iterator[Link]:
 
 
 @pytest.mark.parametrize("what", NOBODY)
-def test_a_shard_hangs_up_on_nonsense_and_the_run_goes_on(what: str) -> None:
+def test_a_shard_drops_a_malformed_peer_and_the_run_goes_on(what: str) -> None:
     with Cluster(shared()) as cluster:
         with calling(cluster, cluster.shards.addresses[0][0]) as link:
             link.socket.sendall(NOBODY[what])
@@ -179,7 +179,7 @@ STAGES: dict[str, tuple[Any, int]] = {
 
 
 @pytest.mark.parametrize("what", STAGES)
-def test_a_shard_drops_a_worker_that_talks_nonsense(what: str) -> None:
+def test_a_shard_drops_a_worker_with_malformed_messages(what: str) -> None:
     head, more = STAGES[what]
     with Cluster(shared()) as cluster:
         worker = worker_of(cluster)
@@ -194,7 +194,7 @@ def test_a_shard_drops_a_worker_that_talks_nonsense(what: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["bfloat16", "int8"])
-def test_a_part_that_is_encoded_has_its_length(codec: str) -> None:
+def test_an_encoded_part_must_have_its_length(codec: str) -> None:
     for more in (-1, 1):
         with Cluster(shared(codec=codec, wants_slot=False)) as cluster:
             worker = worker_of(cluster, wants_slot=False)
@@ -222,7 +222,9 @@ BODIES: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("what", BODIES)
 @pytest.mark.parametrize("name", ["aeasgd", "local_sgd", "all_reduce"])
-def test_a_body_that_is_not_as_long_as_its_head_says(name: str, what: str) -> None:
+def test_a_body_of_another_length_than_its_head_says_is_refused(
+    name: str, what: str
+) -> None:
     """It lay over a part of the message before, and was taken for the whole."""
     head, more = BODIES[what]
     with Cluster(setup(name)) as cluster:
@@ -250,7 +252,7 @@ def test_a_body_beside_a_slot_is_refused() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
 @pytest.mark.parametrize("name", ["aeasgd", "downpour", "dynsgd"])
 @pytest.mark.parametrize("codec", ["float32", "int8"])
-def test_vectors_that_are_no_numbers_break_no_server(
+def test_nan_and_infinity_in_vectors_break_no_server(
     name: str, value: float, codec: str
 ) -> None:
     """They are a worker's to send, and `on_nan` says what follows from them."""
@@ -270,7 +272,7 @@ def test_vectors_that_are_no_numbers_break_no_server(
 
 
 @pytest.mark.parametrize("what", NOBODY)
-def test_a_standby_hangs_up_on_nonsense_and_takes_over_all_the_same(what: str) -> None:
+def test_a_standby_drops_malformed_peers_and_still_takes_over(what: str) -> None:
     with Cluster(setup(has_standby=True)) as cluster:
         with calling(cluster, cluster._listeners[1].getsockname()) as link:
             link.socket.sendall(NOBODY[what])
@@ -284,7 +286,7 @@ def test_a_standby_hangs_up_on_nonsense_and_takes_over_all_the_same(what: str) -
 WAITS = [what for what, sent in NOBODY.items() if b'"kind":"attend"' in sent]
 
 
-def test_who_waits_at_a_standby_waits_once() -> None:
+def test_a_peer_that_waits_at_a_standby_waits_once() -> None:
     """Each word was kept, so that one worker could fill the memory."""
     with Cluster(setup(has_standby=True)) as cluster:
         standby = cluster._standby
@@ -298,7 +300,7 @@ def test_who_waits_at_a_standby_waits_once() -> None:
         assert not standby._callers
 
 
-def test_who_waits_at_a_shard_waits_once() -> None:
+def test_a_peer_that_waits_at_a_shard_waits_once() -> None:
     with Cluster(shared()) as cluster:
         shard: Any = cluster.shards.shards[0].server
         with calling(cluster, cluster.shards.addresses[0][0]) as link:

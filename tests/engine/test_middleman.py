@@ -238,7 +238,7 @@ OTHER = tls.make_identity()
     "answer",
     [speak_plainly, refuse_tls, with_another_certificate, with_an_older_version],
 )  # fmt: skip
-def test_who_pretends_to_be_the_server_hears_no_word(
+def test_a_false_server_gets_no_message(
     answer: Callable[[socket.socket], None],
 ) -> None:
     certificate = tls.make_identity().certificate
@@ -248,7 +248,7 @@ def test_who_pretends_to_be_the_server_hears_no_word(
     assert not [word for word in WORDS if word in heard]
 
 
-def test_a_recorded_connection_is_no_connection() -> None:
+def test_a_replayed_connection_is_refused() -> None:
     """All that a worker has said, sent once more: nothing of it counts."""
     with (
         Cluster(setup()) as cluster,

@@ -66,6 +66,6 @@ def test_the_whole_window_where_nothing_shows_it() -> None:
     assert (found.step, found.last_step) == (FIRST, FIRST + STEPS - 1)
 
 
-def test_places_in_the_data_say_nothing_where_some_of_it_was_left_out() -> None:
+def test_rows_of_the_data_are_not_named_where_some_were_left_out() -> None:
     found = told(1, 15, rows=2 * SIZE)
     assert found.step == 15

@@ -102,7 +102,7 @@ def check_counts(outcome: Outcome, left_out: list[tuple[int, int, int]]) -> None
 
 @pytest.mark.parametrize("wants_slot", [True, False])
 @pytest.mark.parametrize("name", EXCHANGING)
-def test_what_does_harm_is_skipped_and_counted_once(
+def test_harmful_samples_are_skipped_and_committed_once(
     name: str, wants_slot: bool
 ) -> None:
     outcome = train(setup(name, "skip", wants_slot=wants_slot))
@@ -116,7 +116,7 @@ def test_what_does_harm_is_skipped_and_counted_once(
     ("name", "period"),
     [*((name, 1) for name in PLAIN), ("local_sgd", 3), ("downpour", 3), ("dynsgd", 3)],
 )
-def test_one_worker_trains_as_if_the_window_was_not_there(
+def test_one_worker_trains_as_without_the_skipped_window(
     name: str, period: int
 ) -> None:
     outcome = train(setup(name, "skip", workers=1, own={"period": period}))
@@ -170,7 +170,7 @@ def test_a_run_that_is_to_stop_says_where(name: str) -> None:
     assert f"row {BAD} of the data is not finite" in str(error)
 
 
-def test_weights_that_are_lost_already_cannot_be_skipped_to() -> None:
+def test_skip_stops_a_run_whose_first_weights_are_nan() -> None:
     lost = np.full(PROBLEM.size, np.nan, np.float32)
     for name in ("local_sgd", "all_reduce"):
         given = replace(setup(name, "skip", workers=1), vector=lost)
@@ -182,7 +182,7 @@ def test_weights_that_are_lost_already_cannot_be_skipped_to() -> None:
 
 
 @pytest.mark.parametrize("name", ["aeasgd", "downpour", "local_sgd", "all_reduce"])
-def test_nothing_chosen_goes_on_as_keras_and_warns(name: str) -> None:
+def test_the_default_goes_on_as_keras_and_warns(name: str) -> None:
     """A worker once; one that has not met the others' harm yet may do some itself."""
     with np.errstate(all="ignore"):
         outcome = train(setup(name, None))
@@ -203,18 +203,18 @@ FLOATS = some.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 @given(arrays(np.float32, some.integers(1, 50), elements=FLOATS), some.data())
-def test_finite_is_what_numpy_calls_finite(vector: Any, data: some.DataObject) -> None:
+def test_finiteness_is_that_of_numpy(vector: Any, data: some.DataObject) -> None:
     assert is_finite(vector)
     place = data.draw(some.integers(0, vector.size - 1))
     vector[place] = data.draw(some.sampled_from([np.nan, np.inf, -np.inf]))
     assert not is_finite(vector)
 
 
-def test_nothing_at_all_is_finite() -> None:
+def test_an_empty_vector_is_finite() -> None:
     assert is_finite(np.zeros(0, np.float32))
 
 
-def test_rows_of_all_parts_are_looked_at_and_the_first_are_named() -> None:
+def test_all_rows_are_searched_and_the_first_are_named() -> None:
     x = {"a": np.zeros((20, 2, 2)), "b": np.arange(20)}
     y = np.zeros(20, "f4")
     x["a"][3, 1, 0] = np.inf
@@ -223,7 +223,7 @@ def test_rows_of_all_parts_are_looked_at_and_the_first_are_named() -> None:
     assert found == (3, 11, (103, 105, 106, 107, 108, 109, 110, 111))
 
 
-def test_ranges_that_touch_are_one() -> None:
+def test_adjacent_ranges_are_joined() -> None:
     pieces = [Piece(1, 0, 4), Piece(1, 4, 8), Piece(1, 12, 16)]
     found = report("warn", "weights", pieces, (3, 9), suspects((), np.arange(1)))
     assert found.ranges == ((0, 8), (12, 16))
@@ -234,7 +234,7 @@ def test_ranges_that_touch_are_one() -> None:
 
 
 @pytest.mark.parametrize("name", [*REACTIONS, "warn"])
-def test_what_follows_is_said(name: str) -> None:
+def test_the_message_says_what_follows(name: str) -> None:
     rows = suspects((np.full(12, np.nan),), np.arange(12))
     found = report(name, "loss", [Piece(0, 0, 12)], (1, 2), rows)
     assert "12 rows of the data are not finite, rows 0, 1, 2" in what_follows(0, found)
@@ -254,7 +254,7 @@ def test_what_follows_is_said(name: str) -> None:
         {"bad_rows": 1 << 70},
     ],
 )
-def test_a_report_that_is_none_is_not_passed_on(wrong: dict[str, Any]) -> None:
+def test_a_malformed_report_is_not_passed_on(wrong: dict[str, Any]) -> None:
     rows = suspects((), np.arange(1))
     found = report("skip", "loss", [Piece(0, 0, 8)], (1, 2), rows)
     assert NanReport.parse(found.pack()) == found
@@ -263,7 +263,7 @@ def test_a_report_that_is_none_is_not_passed_on(wrong: dict[str, Any]) -> None:
         NanReport.parse({**found.pack(), **wrong})
 
 
-def test_a_nan_status_that_is_not_known_is_refused() -> None:
+def test_an_unknown_nan_status_is_refused() -> None:
     assert [NanStatus.parse(n) for n in range(4)] == [*NanStatus]
     for wrong in (-1, 4):
         with pytest.raises(ValueError, match="no number"):

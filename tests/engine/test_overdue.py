@@ -115,7 +115,7 @@ class Race:
 
 @pytest.mark.parametrize(("step_s", "most"), [(0.01, 1.6), (0.1, 1.4), (60.0, 1.3)])
 @pytest.mark.parametrize("quorum", [1, 3])
-def test_one_that_is_five_times_slower_does_not_hold_the_others_back(
+def test_a_worker_five_times_slower_does_not_delay_the_others(
     step_s: float, most: float, quorum: int
 ) -> None:
     rows: dict[str, Any] = {"epoch_rows": (16_000,)}
@@ -129,7 +129,7 @@ def test_one_that_is_five_times_slower_does_not_hold_the_others_back(
 
 
 @pytest.mark.parametrize("step_s", [0.01, 1.0])
-def test_one_that_hangs_is_late_once(step_s: float) -> None:
+def test_a_hanging_worker_is_late_once(step_s: float) -> None:
     race = Race([step_s, step_s, step_s, float("inf")], epoch_rows=(4_000,))
     alone = Race([step_s] * 3, epoch_rows=(4_000,), quorum=0).run()
     assert race.run() < 1.1 * alone + 0.3
@@ -137,7 +137,7 @@ def test_one_that_hangs_is_late_once(step_s: float) -> None:
     assert race.commits[3] == 0
 
 
-def test_one_that_is_somewhat_slower_is_never_late() -> None:
+def test_a_slightly_slower_worker_is_never_late() -> None:
     race = Race([1.0, 1.1, 1.3, 1.9], epoch_rows=(4_000,))
     race.run()
     assert race.late == 0

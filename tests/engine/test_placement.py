@@ -85,7 +85,7 @@ def place(
     return [pair.leader.node for pair in pairs]
 
 
-def test_servers_go_where_the_fewest_are(stack: ExitStack) -> None:
+def test_servers_go_to_the_nodes_with_the_fewest(stack: ExitStack) -> None:
     assert place(pairs_of(stack, 2), FakeNodes("ab", opens)) == ["a", "b"]
     assert place(pairs_of(stack, 4), FakeNodes("a", opens)) == ["a", "a", "", "a"]
     assert place(pairs_of(stack, 2), FakeNodes("", opens)) == ["", ""]

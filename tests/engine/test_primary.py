@@ -36,7 +36,9 @@ STRANGERS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("who", STRANGERS)
-def test_a_stranger_is_shut_out_before_anything_is_parsed(who: str) -> None:
+def test_a_caller_without_the_secret_is_refused_before_anything_is_parsed(
+    who: str,
+) -> None:
     with Cluster(setup()) as cluster:
         with socket.create_connection(cluster.address) as connection:
             connection.sendall(STRANGERS[who])
@@ -45,7 +47,7 @@ def test_a_stranger_is_shut_out_before_anything_is_parsed(who: str) -> None:
     assert [event["kind"] for event in events].count("stranger") == 1
 
 
-def test_a_wrong_secret_is_shut_out() -> None:
+def test_a_wrong_secret_is_refused() -> None:
     with Cluster(setup()) as cluster:
         with pytest.raises(ConnectionResetError):
             Link(cluster.address, b"x" * 32)
@@ -138,7 +140,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", MESSAGES)
-def test_a_worker_that_talks_nonsense_is_dropped_alone(what: str) -> None:
+def test_only_the_worker_with_malformed_messages_is_dropped(what: str) -> None:
     with Cluster(setup("all_reduce")) as cluster:
         member = ServerClient(seat(cluster), get("all_reduce"))
         member._link.send(MESSAGES[what])
@@ -167,7 +169,7 @@ def test_a_vector_before_the_slot_is_settled_is_a_bad_frame() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[], [[0, 0, 8, 0]], [[77, 0, 8, 0]]])
-def test_samples_nobody_was_given_are_refused(pieces: list[list[int]]) -> None:
+def test_samples_that_were_not_leased_are_refused(pieces: list[list[int]]) -> None:
     with Cluster(setup()) as cluster:
         member = ServerClient(seat(cluster), get("aeasgd"))
         push = Push.parse({**PUSH, "pieces": pieces})
@@ -188,7 +190,7 @@ def test_another_model_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["aeasgd", "local_sgd", "all_reduce"])
 @pytest.mark.parametrize("wants_slot", [True, False])
-def test_a_peer_found_gone_while_another_is_served(
+def test_a_peer_that_is_lost_while_another_is_served(
     name: str, wants_slot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The error of sending to one peer was taken for an error of the one that had
@@ -218,7 +220,7 @@ def test_a_server_ends_with_its_controller() -> None:
     cluster.close()
 
 
-def test_a_server_gives_back_the_slots_of_those_who_are_still_there(
+def test_a_server_frees_the_slots_of_connected_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # One that stays for the next run kept a descriptor for each of them.
@@ -240,7 +242,9 @@ def test_a_server_gives_back_the_slots_of_those_who_are_still_there(
 
 
 @pytest.mark.parametrize("command", [{"kind": "dance"}, {"kind": "proceed"}])
-def test_a_controller_that_talks_nonsense_ends_the_run(command: dict[str, Any]) -> None:
+def test_a_malformed_message_of_the_controller_ends_the_run(
+    command: dict[str, Any],
+) -> None:
     with Cluster(setup()) as cluster:
         link = Link(cluster.address, cluster.secret)
         link.send({"kind": "control"})
@@ -274,7 +278,7 @@ def test_a_strategy_that_raises_ends_the_run_and_drops_nobody(
     assert "bad arithmetic" in str(raised.value)
 
 
-def test_working_workers_are_told_the_end_of_the_run(
+def test_workers_that_compute_hear_of_the_end_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # It was cut off, and a worker of a session ended though the next run needs it.

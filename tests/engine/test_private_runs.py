@@ -46,7 +46,7 @@ class Look(keras.callbacks.Callback):
         pytest.param(0o077, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_is_its_users_alone(
+def test_only_its_user_can_read_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
 ) -> None:
     temporary = tmp_path / "tmp"

@@ -94,7 +94,9 @@ class TestQuorum:
         assert table.sequencer.overdue() == []
         assert table.sequencer.version == 0
 
-    def test_with_it_the_others_go_on_and_do_what_the_late_had(self) -> None:
+    def test_with_a_quorum_the_others_take_over_the_leases_of_late_workers(
+        self,
+    ) -> None:
         table = Table()
         lost = table.held(3)
         table.pushes(0, 1, 2)
@@ -109,7 +111,7 @@ class TestQuorum:
         assert set(lost) & set(told)
         assert not table.is_quorate
 
-    def test_nobody_waits_for_the_late_in_the_next_round(self) -> None:
+    def test_the_next_round_does_not_wait_for_late_workers(self) -> None:
         table = Table()
         table.pushes(0, 1, 2)
         table.sequencer.overdue()
@@ -117,7 +119,7 @@ class TestQuorum:
         assert isinstance(found[0], Merge)
         assert table.sequencer.version == 2
 
-    def test_two_late_are_too_many_for_three_of_four(self) -> None:
+    def test_two_late_workers_of_four_prevent_a_quorum_of_three(self) -> None:
         table = Table()
         table.pushes(0, 1, 2)
         table.sequencer.overdue()
@@ -134,7 +136,7 @@ class TestQuorum:
         assert len(taken) == 1
         assert taken[0].rank != 1
 
-    def test_the_last_data_of_all_goes_to_another(self) -> None:
+    def test_the_last_leases_of_a_late_worker_go_to_another(self) -> None:
         # The others all waited for the one that had it, and it hung.
         table = Table(epoch_rows=(4,))
         assert table.sequencer.round_progress == RoundProgress(
@@ -145,7 +147,7 @@ class TestQuorum:
         assert table.sequencer.round_progress[:2] == (0, 2)
         assert not table.is_quorate
 
-    def test_and_not_to_one_that_was_late_itself(self) -> None:
+    def test_the_last_leases_do_not_go_to_a_worker_that_was_late(self) -> None:
         table = Table(epoch_rows=(4,), quorum=1)
         table.sequencer.overdue()
         table.need(0)
@@ -155,7 +157,7 @@ class TestQuorum:
         table.push(2)
         assert table.sequencer.round_progress.fruitless == 0
 
-    def test_what_was_missed_is_forgotten_with_a_message_in_time(self) -> None:
+    def test_a_message_in_time_resets_the_missed_rounds(self) -> None:
         table = Table(quorum=1)
         table.push(1)
         table.sequencer.overdue()
@@ -185,20 +187,20 @@ class TestQuorum:
         with pytest.raises(ValueError, match="quorum"):
             Rules(**{**ROUNDS, **fields})
 
-    def test_without_one_nothing_is_told(self) -> None:
+    def test_without_a_quorum_no_progress_is_reported(self) -> None:
         table = Table(quorum=0)
         table.pushes(0, 1, 2)
         assert table.sequencer.round_progress == RoundProgress()
         assert table.sequencer.overdue() == []
 
-    def test_a_run_that_is_over_has_none(self) -> None:
+    def test_a_finished_run_reports_no_progress(self) -> None:
         table = Table()
         table.sequencer.finish()
         assert not table.is_quorate
 
 
 class TestTheLate:
-    def test_an_old_word_does_not_make_one_wait_that_works(self) -> None:
+    def test_an_old_message_does_not_mark_a_computing_worker_as_waiting(self) -> None:
         table = Table()
         table.need(3)  # again, as it has data since
         table.pushes(0, 1, 2)
@@ -214,18 +216,18 @@ class TestTheLate:
         table.sequencer.overdue()
         return table, piece
 
-    def test_its_push_changes_nothing_and_it_adopts_the_center(self) -> None:
+    def test_a_late_push_changes_nothing_and_its_worker_adopts_the_center(self) -> None:
         table, piece = self.late()
         before = table.sequencer.to_json()
         [answer] = table.push(3, piece)
         assert answer == Respond(3, "repeat", "center", ())
         assert table.sequencer.to_json() == before
 
-    def test_an_elastic_one_keeps_its_weights(self) -> None:
+    def test_a_late_elastic_worker_keeps_its_weights(self) -> None:
         table, piece = self.late(is_elastic=True)
         assert table.push(3, piece) == [Respond(3, "repeat", "none", ())]
 
-    def test_then_it_takes_part_again(self) -> None:
+    def test_a_late_worker_takes_part_again_after_its_answer(self) -> None:
         # Dealt in at once it had less time for the round than the others.
         table, piece = self.late()
         table.push(3, piece)
@@ -239,7 +241,7 @@ class TestTheLate:
         assert merge.facts[3].staleness == 1
         assert sorted(merge.facts) == [0, 1, 2, 3]
 
-    def test_its_push_sent_twice_is_answered_twice(self) -> None:
+    def test_a_late_push_sent_twice_is_answered_twice(self) -> None:
         # The second one found new leases of the same samples, and was committed.
         table, piece = self.late(epoch_rows=(32,))
         first = table.push(3, piece)
@@ -255,7 +257,7 @@ class TestTheLate:
         assert answer == Respond(3, "repeat", "center", ())
         assert not table.sequencer.members[3].is_late
 
-    def test_it_may_die(self) -> None:
+    def test_a_late_worker_may_be_lost(self) -> None:
         table, _ = self.late()
         assert table.leave(3) == []
         table.seat(3)
@@ -264,7 +266,7 @@ class TestTheLate:
         assert table.held(3)
         assert not table.sequencer.members[3].is_late
 
-    def test_it_may_be_late_for_the_end_of_the_run(self) -> None:
+    def test_a_late_worker_may_miss_the_end_of_the_run(self) -> None:
         table, piece = self.late()
         assert EpochDone(0) in table.drain(0, 1, 2)
         for rank in (0, 1, 2):
@@ -273,7 +275,7 @@ class TestTheLate:
         assert [answer.rank for answer in done] == [0, 1, 2]
         assert table.push(3, piece) == [Respond(3, "done")]
 
-    def test_it_is_not_asked_for_its_state(self) -> None:
+    def test_a_late_worker_is_not_asked_for_its_state(self) -> None:
         table = Table()
         table.sequencer.ask()  # of rank 0, with its next answer
         table.pushes(1, 2, 3)
@@ -281,7 +283,7 @@ class TestTheLate:
         assert not table.asked(0)
         assert table.asked(1)
 
-    def test_nobody_is_late_while_it_publishes(self) -> None:
+    def test_a_worker_is_not_late_while_it_publishes(self) -> None:
         table = Table()
         table.sequencer.ask()
         table.pushes(0, 1, 2, 3)
@@ -294,7 +296,7 @@ class TestTheLate:
 
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 32), st.integers(1, 5), st.booleans())
-def test_however_hasty_every_sample_counts_once(
+def test_with_any_straggler_timeout_every_sample_counts_once(
     seed: int, quorum: int, is_elastic: bool
 ) -> None:
     """`Fleet` checks it all after every event; see `tests.simulation.protocol`."""

@@ -66,7 +66,9 @@ def test_a_source_that_recovers_is_no_failure() -> None:
 
 @pytest.mark.parametrize("error", [OSError("no route"), ConnectionError("reset"),
                                    KeyError("gone"), EOFError()])  # fmt: skip
-def test_a_source_that_does_not_is_reported_with_the_chunk(error: Exception) -> None:
+def test_a_source_that_does_not_recover_is_reported_with_the_chunk(
+    error: Exception,
+) -> None:
     source = Sick(99, error)
     with pytest.raises(DataError) as caught:
         reader(source, AT_ONCE, []).pieces([Piece(2, 90, 98)])
@@ -92,7 +94,7 @@ def test_rows_of_a_shuffled_order_are_named() -> None:
     assert f"(rows {first}, ... of the data)" in str(caught.value)
 
 
-def test_waits_grow() -> None:
+def test_waits_between_attempts_grow() -> None:
     assert Retry(attempts=1).waits == ()
     waits = Retry().waits
     assert len(waits) == 3
@@ -100,7 +102,7 @@ def test_waits_grow() -> None:
 
 
 @pytest.mark.parametrize("name", ["aeasgd", "local_sgd", "all_reduce"])
-def test_a_training_outlives_a_source_that_recovers(name: str) -> None:
+def test_training_goes_on_when_a_source_recovers(name: str) -> None:
     given = Setup.linear(PROBLEM, get(name), 0.3, workers=2, epochs=3)
     healthy = train(replace(given, workers=1))
     source = Sick(2, ConnectionError("reset by peer"))
@@ -113,7 +115,7 @@ def test_a_training_outlives_a_source_that_recovers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["aeasgd", "local_sgd", "all_reduce"])
-def test_a_training_ends_with_the_chunk_that_cannot_be_read(
+def test_training_ends_naming_the_chunk_that_cannot_be_read(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A lost connection of the source is not taken for one of the run."""

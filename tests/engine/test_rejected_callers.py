@@ -61,7 +61,7 @@ def greeted(cluster: Cluster, buffer: int = 1 << 16) -> socket.socket:
 
 
 @pytest.mark.parametrize("has_tls", [True, False])
-def test_too_many_that_say_nothing_make_room_for_those_that_belong_here(
+def test_too_many_silent_callers_make_room_for_peers_of_the_run(
     has_tls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "MAX_STRANGERS", 4)
@@ -76,7 +76,7 @@ def test_too_many_that_say_nothing_make_room_for_those_that_belong_here(
     assert "too many callers without proof" in {e.get("reason") for e in events}
 
 
-def test_who_knows_the_secret_is_the_last_to_make_room(
+def test_a_caller_with_the_secret_is_dropped_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener, "MAX_STRANGERS", 3)
@@ -96,7 +96,7 @@ def test_who_knows_the_secret_is_the_last_to_make_room(
     assert events[0]["kind"] == "stranger"
 
 
-def test_who_proves_the_secret_and_says_no_more_is_dropped(
+def test_a_caller_that_is_silent_after_its_proof_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Cluster(setup()) as cluster:
@@ -126,7 +126,7 @@ def test_a_worker_is_no_controller() -> None:
      {"pid": -1}, {"hint": "first"}, {"hint": None}, {"metrics": []}],
     ids=str,
 )  # fmt: skip
-def test_words_of_the_wrong_kind_never_reach_the_controller(
+def test_malformed_reports_never_reach_the_controller(
     change: dict[str, Any],
 ) -> None:
     with Cluster(setup()) as cluster:
@@ -143,7 +143,7 @@ def test_words_of_the_wrong_kind_never_reach_the_controller(
     assert [e for e in events if e["kind"] == "joined" and e["rank"] == 9] == []
 
 
-def test_a_worker_without_a_place_is_refused_and_no_stranger() -> None:
+def test_a_worker_without_a_rank_is_refused_and_not_counted() -> None:
     """It has proven the secret, and comes back after another took its place."""
     with Cluster(setup()) as cluster:
         link = Link(cluster.address, worker_secret(cluster.secret))
@@ -160,7 +160,7 @@ def test_a_worker_without_a_place_is_refused_and_no_stranger() -> None:
 
 
 @pytest.mark.parametrize("has_tls", [True, False])
-def test_a_worker_that_asks_and_does_not_read_is_not_heard_for_ever(
+def test_a_worker_that_does_not_read_its_answers_is_not_read_either(
     has_tls: bool,
 ) -> None:
     """Answers to it would fill the server's memory."""
@@ -191,7 +191,7 @@ def test_a_worker_that_asks_and_does_not_read_is_not_heard_for_ever(
         runs_well(cluster)
 
 
-def test_without_descriptors_a_stranger_goes() -> None:
+def test_without_descriptors_an_unverified_caller_is_dropped() -> None:
     """The listening socket stays readable then: nothing may spin or end."""
     with Cluster(setup()) as cluster:
         while (
@@ -240,7 +240,9 @@ class TestPorch:
     def clock(self) -> SettableClock:
         return SettableClock()
 
-    def test_strangers_get_their_share_and_no_more(self, clock: SettableClock) -> None:
+    def test_unverified_callers_get_their_share_of_time_and_no_more(
+        self, clock: SettableClock
+    ) -> None:
         with knocked(clock) as (_, door):
             spent = 0.0
             for _ in range(10_000):
@@ -251,7 +253,7 @@ class TestPorch:
                     spent += 0.0005
             assert SHARE * 10 * 0.9 < spent < SHARE * 10 + 2 * SAVED_S
 
-    def test_a_closed_porch_wakes_nobody_until_it_opens(
+    def test_a_closed_selector_of_callers_does_not_wake_the_server(
         self, clock: SettableClock
     ) -> None:
         with knocked(clock) as (house, door):
@@ -266,7 +268,7 @@ class TestPorch:
             assert door.wait_s(1.0) == 1.0
             assert house.select(0)
 
-    def test_one_visit_is_short_and_everybody_has_a_turn(
+    def test_one_turn_of_callers_is_short_and_each_is_first_in_turn(
         self, clock: SettableClock
     ) -> None:
         house = selectors.DefaultSelector()
@@ -290,7 +292,7 @@ class TestPorch:
             door.close()
 
 
-def test_a_flood_is_told_of_now_and_then() -> None:
+def test_a_flood_of_callers_is_reported_at_intervals() -> None:
     rejected, told = RejectedCallers(), []
     for second in range(100):
         for _ in range(7):
@@ -303,7 +305,7 @@ def test_a_flood_is_told_of_now_and_then() -> None:
     assert sum(told) == 7 * 90 + 1
 
 
-def test_what_workers_say_of_themselves() -> None:
+def test_reports_of_workers_about_themselves() -> None:
     join = Join(digest="d", metrics=2, hint=0, node="n", pid=7, token="t")
     head = join.pack()
     assert Join.parse({**head, "more": "no"}) == join

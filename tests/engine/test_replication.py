@@ -52,7 +52,7 @@ def say(connections: SimConnections, wire: Wire, head: Any) -> None:
     connections.serve(0.0)
 
 
-def test_a_slow_standby_excuses_who_waits_for_it_and_nobody_else() -> None:
+def test_a_slow_standby_excuses_only_workers_that_wait_for_it() -> None:
     connections = SimConnections()
     server = Primary(server_spec(setup("downpour")), cast("Connections", connections))
     waiting, _ = (join(connections, server, rank) for rank in range(2))

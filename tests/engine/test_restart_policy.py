@@ -25,7 +25,7 @@ def loss(living: int, failures: int = 0) -> Loss:
 @pytest.mark.parametrize(
     ("failures", "after_s"), [(0, 0.0), (1, 1.0), (2, 2.0), (3, 4.0), (9, 30.0)]
 )
-def test_a_place_that_fails_again_waits_longer(failures: int, after_s: float) -> None:
+def test_a_rank_that_fails_again_waits_longer(failures: int, after_s: float) -> None:
     policy = RestartPolicy(max_restarts=10)
     assert decide(loss(1, failures), policy, restarts=9) == Restart(after_s)
 

@@ -116,7 +116,7 @@ def fit(folder: Path, **fields: Any) -> Any:
 
 @pytest.mark.process
 @pytest.mark.parametrize("has_tls", [False, True])
-def test_a_run_of_processes_tells_its_secret_to_nobody(
+def test_no_output_of_a_run_contains_its_secret(
     has_tls: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if has_tls:
@@ -137,7 +137,7 @@ def test_a_run_of_processes_tells_its_secret_to_nobody(
 
 
 @pytest.mark.process
-def test_an_error_tells_no_secret(
+def test_no_error_contains_the_secret(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -152,7 +152,7 @@ def test_an_error_tells_no_secret(
     assert [path for path, data in written(tmp_path) if spy.seen_in(data)] == []
 
 
-def test_the_search_would_find_it(
+def test_the_search_finds_a_secret_that_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spy = Spy(monkeypatch)
@@ -204,7 +204,7 @@ UNPICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "y
 EVALUATORS = {"eval", "exec", "compile", "__import__"}
 
 
-def test_only_a_standby_thaws_and_only_what_its_leader_froze() -> None:
+def test_only_a_standby_unpickles_and_only_its_leaders_state() -> None:
     engine = Path(importlib.import_module("shoal.engine").__file__ or "").parent
     found = [
         p
@@ -216,7 +216,7 @@ def test_only_a_standby_thaws_and_only_what_its_leader_froze() -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_nobody_who_reads_the_wire_can_unpickle(name: str) -> None:
+def test_no_module_that_reads_the_wire_can_unpickle(name: str) -> None:
     """Not by an import, not by `numpy.load`, not by `eval`."""
     path = importlib.import_module(name).__file__
     assert path is not None

@@ -39,7 +39,7 @@ def pairs(two_cores: None) -> Iterator[InPairs]:
 
 
 @given(some.sampled_from([0, 1, 100, LARGE, 5 * LARGE]) | some.integers(0, 10 * LARGE))
-def test_every_float_is_worked_on_once(size: int) -> None:
+def test_every_float_is_computed_once(size: int) -> None:
     spread, seen = InPairs(), np.zeros(size, np.int8)
 
     def work(part: slice) -> None:
@@ -50,7 +50,7 @@ def test_every_float_is_worked_on_once(size: int) -> None:
     assert (seen == 1).all()
 
 
-def test_large_vectors_are_shared_out(pairs: InPairs) -> None:
+def test_large_vectors_are_spread_over_two_threads(pairs: InPairs) -> None:
     names: set[str] = set()
     both = threading.Barrier(2, timeout=30)
 
@@ -126,7 +126,7 @@ def test_an_exchange_is_the_same_to_the_last_bit(name: str, pairs: InPairs) -> N
 
 
 @pytest.mark.parametrize("place", [0, -1])
-def test_an_error_is_raised_when_nobody_works_any_more(
+def test_an_error_is_raised_once_no_thread_works_any_more(
     pairs: InPairs, place: int
 ) -> None:
     edge = 0 if place == 0 else LARGE
@@ -140,14 +140,14 @@ def test_an_error_is_raised_when_nobody_works_any_more(
     pairs(LARGE, lambda part: None)  # and it still works
 
 
-def test_a_closed_one_has_no_thread(pairs: InPairs) -> None:
+def test_a_closed_spread_has_no_thread(pairs: InPairs) -> None:
     before = threading.active_count()
     pairs(LARGE, lambda part: None)
     pairs.close()
     assert threading.active_count() == before
 
 
-def test_where_no_thread_can_be_started_one_does_it_all(
+def test_without_more_threads_one_does_all_segments(
     pairs: InPairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_thread: threading.Thread) -> None:

@@ -135,7 +135,7 @@ class TestMembers:
         assert isinstance(table.push(0, table.held(1)[0])[0], Refuse)
         assert table.sequencer.version == 0
 
-    def test_ready_twice_is_asking_for_data(self) -> None:
+    def test_a_second_ready_asks_for_data(self) -> None:
         table = Table()
         table.seat(0)
         assert table.sequencer.ready(0, 1) == []
@@ -144,7 +144,7 @@ class TestMembers:
 
 
 class TestRepeats:
-    def test_a_repeat_hears_of_all_it_holds_and_adopts_the_center(self) -> None:
+    def test_a_repeated_push_gets_all_its_leases_and_the_center(self) -> None:
         table = Table(epoch_rows=(80,))
         table.sequencer.proceed(0)
         [grant] = table.seat(0)
@@ -155,7 +155,7 @@ class TestRepeats:
         assert list(again.pieces) == table.held(0)
         assert table.sequencer.version == 1
 
-    def test_an_elastic_repeat_keeps_its_weights(self) -> None:
+    def test_a_repeated_elastic_push_keeps_its_weights(self) -> None:
         table = Table(is_elastic=True)
         table.sequencer.proceed(0)
         [grant] = table.seat(0)
@@ -182,7 +182,7 @@ class TestRepeats:
 
 
 class TestAsynchronous:
-    def test_nobody_starves_when_small_epochs_are_leased_out(self) -> None:
+    def test_every_worker_gets_data_of_small_epochs(self) -> None:
         # Without a barrier a waiting worker got a new epoch only by chance.
         table = Table(epoch_rows=(4,), epochs=3, workers=1, has_barrier=False)
         table.sequencer.proceed(0)
@@ -208,7 +208,7 @@ class TestAsynchronous:
         table.need(0)
         assert table.sequencer.proceed(1)[0].pieces[0].epoch == 2
 
-    def test_near_the_end_nobody_takes_all_that_is_left(self) -> None:
+    def test_near_the_end_no_worker_takes_all_the_rest(self) -> None:
         table = Table(epoch_rows=(40,), batch=1, window=20)
         table.sequencer.proceed(0)
         table.seat(0, 1)
@@ -259,7 +259,7 @@ class TestRounds:
         assert isinstance(found[0], Merge)
         assert list(found[0].facts) == [0]
 
-    def test_a_round_closes_when_the_one_it_waits_for_is_gone(self) -> None:
+    def test_a_round_closes_when_the_awaited_worker_is_lost(self) -> None:
         table = Table(is_rounds=True)
         table.sequencer.proceed(0)
         table.seat(0, 1)
@@ -268,7 +268,7 @@ class TestRounds:
         assert isinstance(found[0], Merge)
         assert answers(found, 0)[0].body == "reply"
 
-    def test_what_a_dead_worker_left_is_shared(self) -> None:
+    def test_the_leases_of_a_lost_worker_are_shared(self) -> None:
         table = Table(is_rounds=True, epoch_rows=(96,), workers=3, epochs=1)
         table.sequencer.proceed(0)
         table.seat(0, 1, 2)
@@ -289,7 +289,7 @@ class TestRounds:
 
 
 class TestGradientExchange:
-    def test_shares_of_one_step_meet_in_one_round(self) -> None:
+    def test_shares_of_one_step_are_merged_in_one_round(self) -> None:
         table = gradient_table(batch=10, workers=3, epoch_rows=(25,))
         table.sequencer.proceed(0)
         table.seat(0, 1, 2)
@@ -356,7 +356,9 @@ class TestGradientExchange:
         assert [a.pieces[0].rows for a in found] == [2, 2]
 
     @pytest.mark.parametrize("is_told", [False, True])
-    def test_another_is_asked_when_the_asked_one_is_gone(self, is_told: bool) -> None:
+    def test_another_worker_is_asked_when_the_asked_one_is_lost(
+        self, is_told: bool
+    ) -> None:
         table = gradient_table(workers=2, epoch_rows=(400,))
         table.sequencer.proceed(0)
         table.seat(0, 1)
@@ -368,7 +370,9 @@ class TestGradientExchange:
         assert table.sequencer.publisher is None
         assert table.asked(1)
 
-    def test_the_controllers_question_outlives_who_was_asked(self) -> None:
+    def test_the_controllers_request_survives_the_loss_of_the_asked_worker(
+        self,
+    ) -> None:
         table = Table(workers=1)
         table.sequencer.proceed(0)
         assert table.sequencer.ask() == []
@@ -391,7 +395,7 @@ class TestGradientExchange:
         assert not table.asked(1)
         assert table.publish(1) == []
 
-    def test_all_lost_goes_back_to_the_snapshot(self) -> None:
+    def test_the_loss_of_all_workers_rolls_back_to_the_snapshot(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(8,))
         table.sequencer.proceed(0)
         table.seat(0)
@@ -435,7 +439,7 @@ class TestGradientExchange:
         assert isinstance(rollback, Rollback)
         assert (grant.rank, grant.kind) == (1, "grant")
 
-    def test_halt_ends_the_epoch_with_what_is_held(self) -> None:
+    def test_halt_ends_the_epoch_with_the_leased_samples(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(400,))
         table.sequencer.proceed(0)
         table.seat(0)
@@ -446,7 +450,7 @@ class TestGradientExchange:
         assert table.publish(0) == [EpochDone(0)]
         assert table.sequencer.ledger.committed(0) == 8
 
-    def test_a_halted_run_that_is_told_again_where_it_was_opens_nothing(self) -> None:
+    def test_proceed_of_an_old_epoch_opens_nothing_in_a_halted_run(self) -> None:
         table = Table(workers=1, epoch_rows=(16,), has_barrier=False, epochs=3)
         table.sequencer.proceed(0)
         table.seat(0)
@@ -471,7 +475,7 @@ class TestGradientExchange:
 
 
 class TestCheckpoints:
-    def test_what_is_committed_stays_so_and_leases_are_free(self) -> None:
+    def test_after_a_restart_commits_stay_and_leases_are_free(self) -> None:
         table = Table(workers=1)
         table.sequencer.proceed(0)
         [grant] = table.seat(0)
@@ -483,7 +487,7 @@ class TestCheckpoints:
         assert (sequencer.ledger.committed(0), sequencer.ledger.free(0)) == (8, 32)
         assert sequencer.expected == 3
 
-    def test_nobody_of_the_past_is_let_in(self) -> None:
+    def test_after_a_restart_earlier_processes_are_refused(self) -> None:
         table = Table(workers=1)
         table.sequencer.proceed(0)
         document = table.sequencer.to_json()
@@ -505,7 +509,7 @@ class TestCheckpoints:
         newer = Sequencer.from_json(rules_, document, newest_lineage=4)
         assert newer.lineage == 5
 
-    def test_complete_epochs_are_told_again_to_who_asks_for_them(self) -> None:
+    def test_complete_epochs_are_reported_again_on_request(self) -> None:
         table = Table(workers=1, epoch_rows=(4,), epochs=3)
         table.sequencer.proceed(0)
         [grant] = table.seat(0)
@@ -560,7 +564,7 @@ class TestCheckpoints:
         assert (grant.body, grant.pieces[0].start) == ("none", 0)
 
 
-def test_the_clock_counts_short_batches_of_epochs_past() -> None:
+def test_the_clock_counts_short_batches_of_earlier_epochs() -> None:
     table = Table(workers=1, epoch_rows=(6, 4), epochs=2)
     table.sequencer.proceed(0)
     [grant] = table.seat(0)

@@ -122,7 +122,7 @@ def test_a_standby_that_never_starts_is_replaced(
     assert stage.follows.generation == 2
 
 
-def test_a_standby_that_nobody_could_hear_of_is_not_given_up(
+def test_a_standby_is_not_dropped_for_a_pause_of_the_controller(
     servers: Servers, stage: FakeStage
 ) -> None:
     """A callback may keep the controller for minutes."""
@@ -148,7 +148,7 @@ def test_a_standby_that_calls_has_started(
     thread.join(LIMIT_S)
 
 
-def test_a_standby_given_up_before_its_server_knew_of_it_is_not_taken(
+def test_a_standby_dropped_before_its_server_knew_it_is_not_accepted(
     servers: Servers, stage: FakeStage, notes: Notes
 ) -> None:
     """It called and died at once: its server must not wait for it for ever."""

@@ -81,7 +81,7 @@ class KillPart(KillServer):
 
 @pytest.mark.process
 @EVERYWHERE
-def test_without_a_standby_all_go_back_together(place: Place) -> None:
+def test_without_a_standby_all_servers_go_back_together(place: Place) -> None:
     """Parts of two moments would not fit together."""
     history = fit("aeasgd", place, epochs=6, callbacks=[KillPart(1)], servers=2)
     found = summary(history)

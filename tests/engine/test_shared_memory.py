@@ -58,7 +58,7 @@ def made(size: int = 64) -> tuple[Slot, str]:
 
 
 @both
-def test_two_views_of_one_memory(
+def test_both_ends_view_the_same_memory(
     monkeypatch: pytest.MonkeyPatch, has_name: bool
 ) -> None:
     choose(monkeypatch, has_name=has_name)
@@ -104,7 +104,7 @@ def test_two_processes_share_memory_that_has_no_name_any_more(
 
 
 @both
-def test_a_slot_of_another_host_is_not_mistaken_for_ours(
+def test_a_slot_of_another_host_is_not_mapped(
     monkeypatch: pytest.MonkeyPatch, has_name: bool
 ) -> None:
     choose(monkeypatch, has_name=has_name)
@@ -182,7 +182,7 @@ def test_shared_memory_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("named")
-def test_what_a_killed_server_left_is_swept_and_nothing_else() -> None:
+def test_only_slots_of_the_killed_server_are_removed() -> None:
     ours, theirs = tag_of(b"our secret"), tag_of(b"their secret")
     left, others = Slot.make(64, ours), Slot.make(64, theirs)
     assert left is not None
@@ -197,14 +197,14 @@ def test_what_a_killed_server_left_is_swept_and_nothing_else() -> None:
     others[0].close()
 
 
-def test_a_tag_tells_nothing_of_the_secret() -> None:
+def test_a_tag_does_not_reveal_the_secret() -> None:
     assert tag_of(b"a") != tag_of(b"b")
     assert tag_of(b"a") == tag_of(b"a")
     assert b"a".hex() != tag_of(b"a")[:2]
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "parent", "relative"])
-def test_a_path_of_the_other_side_opens_nothing_but_a_slot(kind: str, tmp_path: Path):
+def test_a_path_from_the_other_side_opens_slots_only(kind: str, tmp_path: Path):
     """The mark fits: only what the file is called, and what it is, tells them apart."""
     path = tmp_path / ("shoal-slot-x" if kind != "file" else "authorized_keys")
     if kind == "pipe":

@@ -83,7 +83,7 @@ def enter(found: list[SharedMemoryAllReduce], generation: int = 1) -> None:
     steps=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_everybody_has_the_same_mean(
+def test_all_workers_have_the_same_mean(
     tmp_path_factory: pytest.TempPathFactory,
     size: int, floats: int, steps: int, seed: int,
 ) -> None:  # fmt: skip
@@ -109,7 +109,7 @@ def test_everybody_has_the_same_mean(
             np.testing.assert_allclose(found[0][1], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_the_server_may_be_first(tmp_path: Path) -> None:
+def test_the_servers_answer_may_come_before_the_calls(tmp_path: Path) -> None:
     """Its word is as good as the call of a member, which comes later, or never."""
     with lanes(tmp_path, 2) as (first, second), pipe() as (server, other):
         enter([first, second])
@@ -138,7 +138,7 @@ def test_a_call_for_a_later_step_says_that_the_earlier_one_is_there(
         np.testing.assert_array_equal(first.add(), [0.5] * 3)
 
 
-def test_who_does_not_hear_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_worker_that_reads_no_calls_delays_no_other(tmp_path: Path) -> None:
     with lanes(tmp_path, 2) as (first, second):
         enter([first, second])
         for _ in range(2000):  # more than any system keeps for who does not listen
@@ -148,7 +148,7 @@ def test_who_does_not_hear_holds_up_nobody(tmp_path: Path) -> None:
         first.call()
 
 
-def test_a_step_that_somebody_did_not_lay_down_is_never_added(tmp_path: Path) -> None:
+def test_a_step_without_all_gradients_is_never_added(tmp_path: Path) -> None:
     with lanes(tmp_path, 2) as (first, second):
         enter([first, second])
         first.put(np.ones(3, "f4"), 1.0)
@@ -156,7 +156,7 @@ def test_a_step_that_somebody_did_not_lay_down_is_never_added(tmp_path: Path) ->
             first.add()
 
 
-def test_who_is_replaced_is_found_in_the_next_group(tmp_path: Path) -> None:
+def test_a_replaced_worker_is_found_in_the_next_group(tmp_path: Path) -> None:
     with lanes(tmp_path, 2) as (first, second), pipe() as (never, _):
         enter([first, second])
         second.close()
@@ -324,7 +324,7 @@ def assert_exact(found: Outcome) -> None:
     assert PROBLEM.loss(found.vector) < 0.1 * PROBLEM.loss(zero)
 
 
-def test_who_joins_later_is_in_the_next_group(tmp_path: Path) -> None:
+def test_a_worker_that_joins_later_is_in_the_next_group(tmp_path: Path) -> None:
     found = train(setup(tmp_path, workers=2, late=[2 * BATCH]))
     check_counts(found)
     assert_same(found, train(setup(None, workers=2)))
@@ -348,7 +348,7 @@ def test_a_standby_goes_on_with_groups(tmp_path: Path, counted: list[int]) -> No
     assert counted
 
 
-def test_the_gradient_is_written_where_others_read_it(
+def test_the_gradient_is_written_into_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody copies it."""
@@ -366,7 +366,7 @@ def test_the_gradient_is_written_where_others_read_it(
     assert found
 
 
-def test_who_is_told_that_the_run_is_over_takes_no_step(tmp_path: Path) -> None:
+def test_a_worker_takes_no_step_after_the_end_of_the_run(tmp_path: Path) -> None:
     """The others may not have laid anything down, and never will."""
     with lanes(tmp_path, 2, PROBLEM.size) as members:
         group = Group(1, (0, 1))

@@ -50,7 +50,7 @@ def learns(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("name", [*ROUNDS, *ASYNCHRONOUS])
-def test_three_servers_are_one(name: str) -> None:
+def test_three_servers_give_the_bits_of_one(name: str) -> None:
     """Where two workers race, one shows that nothing else changes."""
     workers = 2 if name in ROUNDS else 1
     found = train(setup(name, workers=workers))
@@ -59,7 +59,7 @@ def test_three_servers_are_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["aeasgd", "downpour"])
-def test_workers_that_race(name: str) -> None:
+def test_asynchronous_workers_with_several_servers(name: str) -> None:
     found = train(setup(name, workers=3, servers=2))
     is_exact(found)
     learns(found)
@@ -67,7 +67,7 @@ def test_workers_that_race(name: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", ["diloco", "downpour"])
-def test_each_server_encodes_its_part(name: str, codec: str) -> None:
+def test_each_server_encodes_its_own_part(name: str, codec: str) -> None:
     found = train(setup(name, codec=codec, servers=2))
     is_exact(found)
     learns(found)
@@ -79,12 +79,12 @@ def test_windows_overlap_with_several_servers() -> None:
     learns(found)
 
 
-def test_several_servers_encrypt() -> None:
+def test_several_servers_with_encryption() -> None:
     is_exact(train(setup("local_sgd", has_tls=True, has_standby=True)))
 
 
 @pytest.mark.parametrize("name", ["aeasgd", "downpour", "local_sgd", "all_reduce"])
-def test_workers_come_and_go(name: str) -> None:
+def test_workers_join_and_leave_with_several_servers(name: str) -> None:
     faults = leave(rank=1, step=2).leave(rank=0, step=4)
     found = train(setup(name, watch=faults, late=[10]))
     # Under all_reduce the run goes back where all are gone at once.

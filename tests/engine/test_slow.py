@@ -105,7 +105,7 @@ class Race:
 @given(
     others=st.integers(1, 5), slowness=st.floats(5.0, 50.0), chunks=st.integers(60, 120)
 )
-def test_a_slow_worker_takes_less_and_holds_nobody_back(
+def test_a_slow_worker_takes_less_and_delays_no_other(
     others: int, slowness: float, chunks: int
 ) -> None:
     """The epoch lasts as long as all speeds together allow, and a little more.
@@ -123,9 +123,7 @@ def test_a_slow_worker_takes_less_and_holds_nobody_back(
 
 
 @given(late=st.floats(0.0, 20.0), chunks=st.integers(60, 120))
-def test_a_late_worker_has_data_at_once_and_takes_its_part(
-    late: float, chunks: int
-) -> None:
+def test_a_worker_that_joins_later_gets_data_at_once(late: float, chunks: int) -> None:
     race = Race([1.0, 1.0, 1.0], chunks, [0.0, 0.0, late])
     assert race.first[2] == late
     alone = late * 2
@@ -168,7 +166,7 @@ def test_a_slow_process_takes_fewer_samples(
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="written for JAX")
-def test_a_first_window_may_take_longer_than_anybody_waits_for_a_word() -> None:
+def test_a_first_window_may_take_longer_than_any_timeout() -> None:
     """Five steps of a second each: nobody has seen yet how long a window takes."""
     import jax
 

@@ -105,7 +105,7 @@ def test_each_checkpoint_asks_the_next_worker_in_turn() -> None:
     assert len(stand.told("restart")) == 4
 
 
-def test_one_that_has_left_is_passed_over() -> None:
+def test_a_lost_worker_is_passed_over() -> None:
     stand = Stand()
     stand.command("checkpoint", wants_snapshot=True)
     assert stand.asked() == [0]
@@ -115,7 +115,7 @@ def test_one_that_has_left_is_passed_over() -> None:
     assert stand.asked() == [2]
 
 
-def test_what_fit_returns_is_the_state_of_the_first() -> None:
+def test_fit_returns_the_state_of_the_first_rank() -> None:
     stand = Stand()
     for turn in (0, 1):
         stand.command("checkpoint", wants_snapshot=True)
@@ -132,7 +132,7 @@ def test_what_fit_returns_is_the_state_of_the_first() -> None:
     assert (report.sender.rank, blob) == (0, b"of rank 0")
 
 
-def test_one_that_is_asked_while_the_run_ends_may_still_send_it() -> None:
+def test_a_worker_asked_at_the_end_may_still_send_its_state() -> None:
     stand = Stand()
     stand.command("checkpoint", wants_snapshot=True)
     assert stand.asked() == [0]
@@ -144,7 +144,7 @@ def test_one_that_is_asked_while_the_run_ends_may_still_send_it() -> None:
     assert stand.answers[0].kind == "done"
 
 
-def test_a_checkpoint_that_wants_none_asks_nobody() -> None:
+def test_a_checkpoint_without_snapshot_asks_no_worker() -> None:
     stand = Stand()
     stand.command("checkpoint", wants_snapshot=False)
     assert stand.asked() == []
@@ -167,7 +167,7 @@ def resume_point() -> ResumePoint:
     return ResumePoint(stand.replica.spec, lambda _hint, _token: part)
 
 
-def test_a_worker_that_takes_a_place_gets_what_was_there(
+def test_a_replacement_gets_the_optimizer_state_of_its_rank(
     resume_point: ResumePoint,
 ) -> None:
     assert resume_point.worker(0, "token").optimizer == b""

@@ -127,9 +127,7 @@ def test_killing_the_server_costs_nothing(name: str, where: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("where", WHERE)
-def test_encoded_vectors_mean_the_same_to_the_next_server(
-    name: str, where: str
-) -> None:
+def test_encoded_vectors_survive_a_failover(name: str, where: str) -> None:
     """Places are sent as differences from what the other end has, after a loss too."""
     given = setup(name, workers=1, wants_slot=False)
     with Cluster(given) as cluster:
@@ -143,7 +141,7 @@ def test_encoded_vectors_mean_the_same_to_the_next_server(
 
 @pytest.mark.parametrize("name", ["local_sgd", "all_reduce"])
 @pytest.mark.parametrize("where", WHERE)
-def test_weights_are_what_they_would_have_been(name: str, where: str) -> None:
+def test_weights_after_a_failover_are_those_without_one(name: str, where: str) -> None:
     """Rounds repeat bit for bit; so they show whether anything was lost or doubled."""
     with Cluster(setup(name, has_standby=False)) as cluster:
         calm = cluster.run()
@@ -174,7 +172,7 @@ def test_killing_the_server_of_workers_that_share_memory(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_server_after_the_other(name: str) -> None:
+def test_servers_are_killed_one_after_the_other(name: str) -> None:
     is_exact(train(setup(name), (9, "after"), (12, "before"), (7, "knows")))
 
 
@@ -206,7 +204,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "easgd", "diloco", "dynsgd", "eamsgd"])
-def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
+def test_the_same_events_make_the_same_replica(name: str) -> None:
     """The law a standby lives on; events travel as text, as they do on the wire."""
     taken: list[tuple[str, bytes, bytes, dict[str, Any]]] = []
     with Cluster(setup(name, has_standby=False, late=[40])) as cluster:
@@ -234,7 +232,7 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
         again.handle(again.enter(event, at), blob)
 
 
-def test_a_leader_with_much_to_say_leaves_time_for_others() -> None:
+def test_a_standby_serves_others_while_its_leader_sends_much() -> None:
     """A controller that is not greeted in time takes the standby for lost."""
     count = 1000
     words = pack_head({"kind": "heard", "number": 0}, 0) * count

@@ -31,14 +31,14 @@ def after(times: Times) -> StragglerTimeout:
     return straggler_timeout
 
 
-def test_there_is_none_before_the_quorum() -> None:
+def test_there_is_no_timeout_before_the_quorum() -> None:
     straggler_timeout = StragglerTimeout()
     straggler_timeout.look(begun(), 5.0)
     assert straggler_timeout.left_s(1e9) == math.inf
     assert not straggler_timeout.is_over(1e9)
 
 
-def test_as_long_again_and_the_patience_in_store() -> None:
+def test_the_timeout_is_the_round_again_plus_the_stored_allowance() -> None:
     straggler_timeout = StragglerTimeout()
     straggler_timeout.look(begun(), 5.0)
     straggler_timeout.look(quorate(), 8.0)
@@ -71,7 +71,7 @@ def test_time_without_data_does_not_count() -> None:
     assert straggler_timeout.due == 502.0 + HICCUP_S
 
 
-def test_nobody_is_late_for_data_whose_pace_nobody_knows() -> None:
+def test_there_is_no_timeout_before_a_round_was_measured() -> None:
     straggler_timeout = StragglerTimeout()
     straggler_timeout.look(quorate(pushes=0), 0.0)  # the others have none
     assert straggler_timeout.due == math.inf
@@ -82,7 +82,7 @@ def test_nobody_is_late_for_data_whose_pace_nobody_knows() -> None:
     assert known.due == 106.0 + HICCUP_S
 
 
-def test_it_waits_twice_as_long_each_time_nobody_came() -> None:
+def test_the_timeout_doubles_after_each_fruitless_round() -> None:
     straggler_timeout = after([(3.0, 0.0)])
     for fruitless in range(5):
         now, dealt = 100.0 * fruitless, 2 + fruitless
@@ -94,14 +94,14 @@ def test_it_waits_twice_as_long_each_time_nobody_came() -> None:
     assert straggler_timeout.due == pytest.approx(506.0, abs=HICCUP_S)
 
 
-def test_a_slip_is_forgiven_and_a_habit_is_not() -> None:
+def test_single_delays_are_absorbed_and_repeated_ones_are_not() -> None:
     fast = [(0.01, 0.0)] * 9
     assert after([*fast, (0.01, 0.1)]).spare_s > 0.1
     assert after([(0.01, 0.05)] * 20).spare_s < LEAST_S
     assert after([(0.01, 0.05)] * 20 + fast * 40).spare_s == HICCUP_S
 
 
-def test_a_server_that_was_stopped_blames_nobody() -> None:
+def test_a_pause_of_the_server_makes_no_worker_late() -> None:
     straggler_timeout = StragglerTimeout()
     straggler_timeout.forgive(50.0)
     straggler_timeout.look(begun(), 50.0)
@@ -110,7 +110,7 @@ def test_a_server_that_was_stopped_blames_nobody() -> None:
     assert straggler_timeout.due == 152.0 + HICCUP_S
 
 
-def test_a_quorum_that_is_lost_ends_it() -> None:
+def test_a_lost_quorum_ends_the_timeout() -> None:
     straggler_timeout = StragglerTimeout()
     straggler_timeout.look(begun(), 0.0)
     straggler_timeout.look(quorate(), 1.0)

@@ -18,7 +18,7 @@ from shoal.launchers.base import Exit
 from tests.support.environments import SettableClock, SettableTime
 
 
-def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
+def test_workers_that_end_with_their_server_do_not_count_as_lost() -> None:
     """All are found gone in one look, with no replacement to spend on workers."""
     ended = [Exit(name=name, code=1, reason="exited") for name in ("w0", "w1", "s")]
     stage: Any = SimpleNamespace(
@@ -138,7 +138,7 @@ def test_a_worker_that_never_starts_is_replaced(
     assert stand.made == 3
 
 
-def test_a_worker_that_waits_for_room_is_not_given_up(
+def test_a_worker_that_waits_for_room_is_not_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """How long it may wait for that is its launcher's affair."""
@@ -162,7 +162,7 @@ def test_a_worker_that_joined_and_never_works_is_replaced(
     assert [reason.partition(":")[0] for reason in stand.reasons()] == ["hung"]
 
 
-def test_a_process_that_had_waited_is_missed_sooner(
+def test_a_warm_process_has_a_shorter_start_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has imported all it needs: to start takes no longer than it took others."""
@@ -206,7 +206,7 @@ def test_workers_of_a_session_may_take_as_long_as_the_model_needs(
     assert stand.reasons() == []
 
 
-def test_a_start_that_is_heard_of_late_was_not_as_long(
+def test_a_start_reported_after_a_pause_counts_without_the_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A callback took five minutes, and the worker had begun before."""
@@ -217,7 +217,7 @@ def test_a_start_that_is_heard_of_late_was_not_as_long(
     assert stand.supervisor.start_limit_s == pytest.approx(start_limit_s(2.0))
 
 
-def test_nobody_is_given_up_for_what_was_not_heard(
+def test_a_pause_of_the_controller_drops_no_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A callback took an hour; the worker may have said so meanwhile."""
@@ -229,7 +229,7 @@ def test_nobody_is_given_up_for_what_was_not_heard(
     assert stand.reasons() == []
 
 
-def test_a_place_waits_longer_until_its_process_has_worked_for_a_while(
+def test_a_rank_waits_longer_until_its_process_has_worked_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand = Stand(workers=1)
@@ -257,7 +257,7 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> Stand:
     return stand
 
 
-def test_who_comes_later_is_given_its_part_when_there_is_room(
+def test_an_awaited_worker_gets_its_spec_when_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand = grown(monkeypatch)
@@ -274,7 +274,9 @@ def test_who_comes_later_is_given_its_part_when_there_is_room(
     assert stand.given == ["w1", "later-2", "w2"]
 
 
-def test_who_never_comes_is_nobodys_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_awaited_worker_that_never_starts_does_not_count_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stand = grown(monkeypatch)
     stand.stop("later-1")
     stand.watch(1.0)
@@ -284,7 +286,7 @@ def test_who_never_comes_is_nobodys_loss(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("end", ["recall", "dismiss"])
-def test_who_has_not_come_when_the_run_ends_never_will(
+def test_awaited_workers_are_stopped_at_the_end_of_the_run(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     stand = grown(monkeypatch)

@@ -163,7 +163,7 @@ def test_a_worker_that_waits_after_a_failover_is_not_hung() -> None:
         assert sessions[first.rank].liveness.since is not None
 
 
-def test_the_new_leader_gives_a_round_its_time() -> None:
+def test_the_new_leader_gives_an_open_round_its_time() -> None:
     """What is known of rounds outlives the server that measured them."""
     with taken_over(quorum=1) as (cluster, first, second, pieces):
         second.go_back()
@@ -178,7 +178,7 @@ def test_the_new_leader_gives_a_round_its_time() -> None:
         assert first.hear()["kind"] == "reply"
 
 
-def test_a_failure_is_told_whichever_server_leads() -> None:
+def test_a_strategys_failure_is_reported_by_either_server() -> None:
     """Nobody has heard it when the server is lost; the worker waits until one has."""
     with taken_over() as (cluster, first, second, pieces):
         second.go_back()
@@ -200,7 +200,7 @@ def test_a_failure_is_told_whichever_server_leads() -> None:
             cluster.run()
 
 
-def test_alone_although_the_end_of_the_standby_was_not_heard_yet(
+def test_a_server_goes_on_alone_before_it_notices_the_standbys_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its last words are read before its end is, and others are heard in between."""
@@ -229,7 +229,7 @@ def standby_of(generation: int) -> Any:
     return type("Standby", (), fields)()
 
 
-def test_going_on_alone_is_allowed_for_each_standby_by_itself() -> None:
+def test_permission_to_go_on_alone_holds_for_one_standby() -> None:
     """A word about an earlier one may come late; the controller may have named this."""
     replication = quiet_mirror()
     replication.begin(standby_of(5), b"all")
@@ -242,7 +242,7 @@ def test_going_on_alone_is_allowed_for_each_standby_by_itself() -> None:
     assert replication.can_begin
 
 
-def test_a_standby_that_goes_before_it_was_taken_is_told_of() -> None:
+def test_a_standby_lost_before_it_was_accepted_is_reported() -> None:
     """It may hang, and would not be missed."""
     said: list[Any] = []
     replication, peer = quiet_mirror(), standby_of(0)
@@ -277,7 +277,7 @@ def test_workers_at_the_standby_of_a_living_leader_are_redirected() -> None:
         assert voice.go_to(other)["kind"] == "elsewhere"
 
 
-def test_a_worker_that_died_with_the_leader_is_not_awaited() -> None:
+def test_a_worker_lost_with_the_leader_is_not_awaited() -> None:
     with taken_over(dead=[1]) as (cluster, first, second, _):
         first.go_back()
         first.ask_again()
@@ -292,7 +292,7 @@ def fail(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("has_standby", [False, True])
-def test_a_strategy_that_fails_is_told_of(
+def test_a_strategys_failure_is_reported(
     has_standby: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalSGD, "merge", fail)
@@ -304,7 +304,7 @@ def test_a_strategy_that_fails_is_told_of(
         cluster.run()
 
 
-def test_a_strategy_that_fails_where_only_the_standby_lives_to_tell(
+def test_a_strategys_failure_is_reported_by_the_standby_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(LocalSGD, "merge", fail)
@@ -327,7 +327,7 @@ def test_a_strategy_that_fails_where_only_the_standby_lives_to_tell(
 
 
 @pytest.mark.parametrize("has_standby", [False, True])
-def test_last_words_of_a_run_do_not_wait_for_a_standby(has_standby: bool) -> None:
+def test_the_last_reports_of_a_run_do_not_wait_for_a_standby(has_standby: bool) -> None:
     given = Setup.linear(PROBLEM, get("downpour"), workers=1, has_standby=has_standby)
     with Cluster(given) as cluster:
         voice = Voice(cluster, 0)
@@ -338,7 +338,7 @@ def test_last_words_of_a_run_do_not_wait_for_a_standby(has_standby: bool) -> Non
         voice.close()
 
 
-def test_a_large_machine_takes_its_time_to_reach_a_standby() -> None:
+def test_a_large_state_may_take_long_to_reach_a_standby() -> None:
     clock = SettableClock(100.0)
     sent: list[Head] = []
     channel: Any = type("Channel", (), {"keep_output": lambda _: None})()
@@ -367,7 +367,7 @@ def follow(cluster: Cluster, server: BaseServer) -> None:
 
 
 @pytest.mark.parametrize("wants_slot", [True, False])
-def test_an_answer_that_was_not_taken_in_yet_outlives_its_server(
+def test_an_answer_not_taken_yet_survives_its_server(
     wants_slot: bool,
 ) -> None:
     """A worker that says something else goes back with it: it was lost there."""
@@ -404,7 +404,7 @@ def test_an_answer_that_was_not_taken_in_yet_outlives_its_server(
     np.testing.assert_array_equal(answered(is_lost=True), calm)
 
 
-def test_a_server_that_goes_while_a_worker_comes_back_is_one_loss_more(
+def test_a_server_lost_while_a_worker_rejoins_is_another_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = Setup.linear(PROBLEM, LocalSGD(period=2), has_standby=True)

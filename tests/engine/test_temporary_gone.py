@@ -114,7 +114,7 @@ def test_logs_of_a_run_on_other_storage(folder: Path) -> None:
 
 
 @pytest.mark.process
-def test_batches_that_are_gone_are_told(folder: Path, tmp_path: Path) -> None:
+def test_missing_batches_are_reported(folder: Path, tmp_path: Path) -> None:
     """Nobody can give a generator's batches again."""
 
     def batches() -> Any:

@@ -107,7 +107,7 @@ def test_frames_larger_than_a_record_a_buffer_and_a_turn_arrive_whole() -> None:
         assert bytes(found) == body
 
 
-def test_many_frames_in_one_record_are_all_heard() -> None:
+def test_all_frames_in_one_record_are_handled() -> None:
     """They lie in OpenSSL then, where no selector sees them."""
     frames = b"".join(pack_head({"kind": f"{i:03}"}, 0) for i in range(300))
     assert len(frames) < 1 << 14
@@ -127,7 +127,7 @@ def test_a_server_starts_where_nothing_can_be_made_in_the_temporary_directory(
     assert context.cert_store_stats()["x509"] == 0  # it trusts nobody, and has a key
 
 
-def test_another_certificate_is_refused() -> None:
+def test_a_different_certificate_is_refused() -> None:
     other = tls.make_identity().certificate
     with Cluster(setup()) as cluster:
         with pytest.raises(BadFrame, match="shows another certificate"):
@@ -186,7 +186,7 @@ def test_an_older_tls_is_refused() -> None:
         runs_well(cluster)
 
 
-def test_handshakes_that_never_end_hold_nobody_up() -> None:
+def test_unfinished_handshakes_delay_no_peer() -> None:
     with Cluster(setup()) as cluster:
         context = tls.client_context(cluster.certificate or b"")
         slow = []
@@ -202,7 +202,7 @@ def test_handshakes_that_never_end_hold_nobody_up() -> None:
             connection.close()
 
 
-def test_a_handshake_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handshake_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster(setup()) as cluster:
         monkeypatch.setattr(listener_module, "GREETING_TIMEOUT_S", 0.0)
         with socket.create_connection(cluster.address) as connection:
@@ -240,7 +240,7 @@ def test_a_reset_before_tls_leaves_no_socket_open() -> None:
     gc.collect()
 
 
-def test_a_reset_at_any_time_before_tls_is_a_server_that_hung_up(
+def test_a_reset_before_tls_is_a_lost_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That it is not connected is no `ConnectionError` to Python."""
@@ -258,7 +258,7 @@ def test_a_reset_at_any_time_before_tls_is_a_server_that_hung_up(
             monkeypatch.undo()
 
 
-def test_a_server_that_does_not_shake_hands_is_left_in_time() -> None:
+def test_a_server_without_a_handshake_is_left_after_the_limit() -> None:
     certificate = tls.make_identity().certificate
     with socket.create_server(("127.0.0.1", 0)) as listener:
         seen = []
@@ -284,7 +284,7 @@ def read_to_the_end(channel: ServerConnection) -> None:
 
 @settings(max_examples=50)
 @given(st.binary(max_size=600))
-def test_whatever_comes_first_gets_no_word_of_ours(data: bytes) -> None:
+def test_any_first_bytes_get_no_frame(data: bytes) -> None:
     """OpenSSL may say why it hangs up: a record of type alert, and nothing else."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         caller = socket.create_connection(listener.getsockname(), timeout=20)
@@ -315,7 +315,7 @@ def test_keys_are_of_one_run_and_leave_no_file(tmp_path: Path) -> None:
     assert b"ENCRYPTED" in one.key
 
 
-def test_keys_and_secrets_are_in_no_text() -> None:
+def test_no_text_contains_keys_or_secrets() -> None:
     identity = tls.make_identity()
     seat = ServerAddress(
         address=("127.0.0.1", 1), secret=SECRET, sizes=None, hint=0, token=""  # type: ignore[arg-type]

@@ -127,7 +127,7 @@ def test_steps_are_taken_before_the_answer_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", EXCHANGING)
-def test_vectors_in_fewer_bytes_train_as_far(name: str, codec: str) -> None:
+def test_encoded_vectors_train_as_well(name: str, codec: str) -> None:
     given = setup(name, wants_slot=False)
     outcome, plainly = train(replace(given, codec=codec)), train(given)
     check_counts(outcome)
@@ -140,7 +140,7 @@ def test_vectors_in_fewer_bytes_train_as_far(name: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_all_reduce_stays_together_with_fewer_bytes(codec: str) -> None:
+def test_all_reduce_keeps_common_weights_with_encoded_vectors(codec: str) -> None:
     """Each applies the same mean: the model of one is that of all."""
     states: dict[int, set[bytes]] = {}
 
@@ -227,9 +227,7 @@ def test_statistics_ride_beside_the_weights() -> None:
 
 @pytest.mark.parametrize("has_barrier", [True, False])
 @pytest.mark.parametrize("name", EXCHANGING)
-def test_workers_that_die_and_join_change_no_count(
-    name: str, has_barrier: bool
-) -> None:
+def test_lost_and_joining_workers_change_no_count(name: str, has_barrier: bool) -> None:
     watch = faults.leave(rank=1, step=3).leave(rank=2, step=1)
     watch = watch.leave(rank=1, step=2, incarnation=2)
     outcome = train(setup(name, watch=watch, late=(60, 150), has_barrier=has_barrier))
@@ -237,7 +235,7 @@ def test_workers_that_die_and_join_change_no_count(
 
 
 @pytest.mark.parametrize("name", EXCHANGING)
-def test_all_workers_die(name: str) -> None:
+def test_all_workers_are_lost(name: str) -> None:
     watch = faults.leave(rank=0, step=4).leave(rank=1, step=4)
     outcome = train(setup(name, workers=2, watch=watch))
     check_counts(outcome)

@@ -37,7 +37,7 @@ def stopped(seed: int, moment: int) -> tuple[SimServer, Center]:
 
 @settings(max_examples=150)
 @given(SEEDS, MOMENTS, st.integers(1, 6))
-def test_a_new_server_knows_what_is_committed_and_nobody(
+def test_a_new_server_knows_the_commits_and_no_worker(
     seed: int, moment: int, workers: int
 ) -> None:
     server, center = stopped(seed, moment)
@@ -62,7 +62,7 @@ def test_a_new_server_knows_what_is_committed_and_nobody(
 
 @settings(max_examples=100)
 @given(SEEDS, MOMENTS)
-def test_a_checkpoint_of_a_new_server_changes_its_lineage_only(
+def test_the_checkpoint_of_a_new_server_differs_by_its_lineage_only(
     seed: int, moment: int
 ) -> None:
     server, _ = stopped(seed, moment)
@@ -73,7 +73,7 @@ def test_a_checkpoint_of_a_new_server_changes_its_lineage_only(
 
 @settings(max_examples=100)
 @given(SEEDS, MOMENTS)
-def test_no_place_of_the_past_is_given_again(seed: int, moment: int) -> None:
+def test_no_earlier_incarnation_is_given_again(seed: int, moment: int) -> None:
     server, _ = stopped(seed, moment)
     old = server.sequencer
     places = [(line.rank, line.incarnation) for line in server.peers.values()]

@@ -20,13 +20,13 @@ BLOCK = 50
 
 
 @pytest.mark.parametrize("first", range(0, SCHEDULES, BLOCK))
-def test_every_schedule_keeps_every_promise(first: int) -> None:
+def test_every_schedule_keeps_all_invariants(first: int) -> None:
     _, broken = simulate.succeed(first, first + BLOCK)
     commands = [f"python -m benchmarks.simulate --standby {seed}" for seed in broken]
     assert not broken, "\n".join([*commands, *broken.values()])
 
 
-def test_schedules_do_what_they_are_for() -> None:
+def test_schedules_contain_every_kind_of_trouble() -> None:
     tally: Counter[str] = Counter()
     for seed in range(60):
         tally += Succession(draw(seed)).run().tally
@@ -34,11 +34,11 @@ def test_schedules_do_what_they_are_for() -> None:
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS)))
-def test_one_seed_twice_is_one_run(seed: int) -> None:
+def test_the_same_seed_gives_the_same_run(seed: int) -> None:
     assert Succession(draw(seed)).run().log == Succession(draw(seed)).run().log
 
 
-def test_a_seed_that_fails_says_how_to_see_it_again(
+def test_a_failing_seed_says_how_to_replay_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Replication, "_release", lambda self: None)  # all wait for ever
@@ -55,7 +55,7 @@ def test_a_seed_that_fails_says_how_to_see_it_again(
 
 
 @pytest.mark.parametrize("seed", [1419, 1479, 1915, 2895])
-def test_a_step_that_closes_while_a_worker_is_not_ready_yet_is_taken(seed: int) -> None:
+def test_a_step_that_closes_before_a_worker_is_ready_is_taken(seed: int) -> None:
     """A step of fewer rows than workers may be the answer to "ready"."""
     Succession(draw(seed)).run()
 

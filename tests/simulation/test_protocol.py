@@ -18,13 +18,13 @@ BLOCK = 250
 
 
 @pytest.mark.parametrize("first", range(0, SCHEDULES, BLOCK))
-def test_every_schedule_keeps_every_promise(first: int) -> None:
+def test_every_schedule_keeps_all_invariants(first: int) -> None:
     _, broken = simulate.simulate(first, first + BLOCK)
     commands = [f"python -m benchmarks.simulate --seed {seed}" for seed in broken]
     assert not broken, "\n".join([*commands, *broken.values()])
 
 
-def test_schedules_do_what_they_are_for() -> None:
+def test_schedules_contain_every_kind_of_trouble() -> None:
     tally: Counter[str] = Counter()
     kinds: set[tuple[str, bool]] = set()
     for seed in range(300):
@@ -36,11 +36,11 @@ def test_schedules_do_what_they_are_for() -> None:
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS)))
-def test_one_seed_twice_is_one_run(seed: int) -> None:
+def test_the_same_seed_gives_the_same_run(seed: int) -> None:
     assert Fleet(draw(seed)).run().log == Fleet(draw(seed)).run().log
 
 
-def test_a_seed_that_fails_says_how_to_see_it_again(
+def test_a_failing_seed_says_how_to_replay_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Sequencer, "halt", lambda self: [])

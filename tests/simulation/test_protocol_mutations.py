@@ -501,5 +501,5 @@ def test_every_mutant_is_caught(name: str, monkeypatch: Patch) -> None:
     print(f"{name}: seed {found[0]}: {str(found[1])[:100]}")
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_mutants() -> None:
     assert len(MUTANTS) >= 10
