@@ -1,4 +1,4 @@
-"""What several tests of the engine begin with: rules, and a server that trains."""
+"""Shared set-up of tests of the engine: rules, and a server that trains."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ROUNDS: dict[str, Any] = {
 
 
 def setup(name: str = "aeasgd", **fields: Any) -> Setup:
-    """Two epochs with two workers, where nothing else is said."""
+    """Rules of two epochs with two workers, unless told otherwise."""
     fields = {"workers": 2, "epochs": 2, **fields}
     return Setup.linear(PROBLEM, get(name), **fields)
 
 
 def runs_well(cluster: Cluster) -> list[dict[str, Any]]:
-    """Trains on this server to the end; returns what it said beside."""
+    """Trains on this server to the end; returns what it answered to other callers."""
     outcome = cluster.run()
     assert [end.rows for end in outcome.epochs] == [64, 64]
     assert [end.metrics[1] for end in outcome.epochs] == [64, 64]
@@ -41,7 +41,7 @@ def runs_well(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def shut_out(connection: socket.socket) -> bytes:
-    """Reads until the server hangs up; returns what it said."""
+    """Reads until the server closes the connection; returns what it sent."""
     connection.settimeout(20)
     heard = b""
     with suppress(ConnectionResetError):

@@ -1,4 +1,4 @@
-"""Peers that know the secret of a run and say what no peer of ours says."""
+"""Peers that know the secret of a run and send malformed messages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PATIENCE_S = 20
 
 @final
 class Raw(Message):
-    """Any head.
+    """Sends any head.
 
     Args:
-        head: What is sent.
+        head: The head.
     """
 
     head: Head
@@ -33,12 +33,12 @@ class Raw(Message):
 
 
 def frame(head: Any, body: bytes = b"", *, size: int | None = None) -> bytes:
-    """A frame, whatever its head is.
+    """Packs a frame with any head.
 
     Args:
         head: Any JSON, or text that stands where JSON should.
-        body: Of the frame.
-        size: What the header says of the body, where that is a lie.
+        body: Body of the frame.
+        size: Size of the body in the header, if it is a wrong one.
     """
     if isinstance(head, dict) and size is None:
         return pack_head(head, len(body)) + body
@@ -49,7 +49,7 @@ def frame(head: Any, body: bytes = b"", *, size: int | None = None) -> bytes:
 
 @contextmanager
 def saying(*frames: bytes, secret: bytes = SECRET) -> Iterator[tuple[str, int]]:
-    """A server that greets its first caller, says this, and listens to no word."""
+    """A server that shakes hands with its first caller, sends this, reads nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=_say, args=(listener, secret, frames))
         thread.start()

@@ -1,4 +1,4 @@
-"""Somebody between two ends of a connection, who sees and changes records of TLS."""
+"""A man in the middle of a connection, who sees and changes records of TLS."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ RECORD_BYTES, DATA = 5, 23
 
 
 def cut(held: list[bytes], record: bytes) -> list[bytes] | None:
-    """Hangs up at both ends, instead."""
+    """Closes the connection at both ends instead."""
     del held, record
     return None
 
 
 def drop(held: list[bytes], record: bytes) -> list[bytes] | None:
-    """Leaves it out."""
+    """Drops the record."""
     del held, record
     return []
 
 
 def replay(held: list[bytes], record: bytes) -> list[bytes] | None:
-    """Sends it twice."""
+    """Sends the record twice."""
     del held
     return [record, record]
 
 
 def reorder(held: list[bytes], record: bytes) -> list[bytes] | None:
-    """Holds it back until the next one has gone."""
+    """Holds the record back until the next one was sent."""
     held.append(record)
     return []
 
 
 def flip(held: list[bytes], record: bytes) -> list[bytes] | None:
-    """Changes a bit of it."""
+    """Changes one bit of the record."""
     del held
     return [record[:-1] + bytes([record[-1] ^ 1])]
 
 
 def halve(held: list[bytes], record: bytes) -> list[bytes] | None:
-    """Sends the first half, and then what follows it."""
+    """Sends the first half of the record, and then what follows it."""
     del held
     return [record[: len(record) // 2]]
 
@@ -62,12 +62,12 @@ HARMS: dict[str, Harm] = {
 @final
 @dataclass(eq=False)
 class Middleman:
-    """Passes on what both ends say, but for one record.
+    """Forwards all bytes of both ends, and changes one record.
 
     Args:
-        target: Where the server listens; set before anybody calls.
-        harm: What is done to that record.
-        way: Which way it goes.
+        target: Address of the server; set before the first call.
+        harm: Change of that record.
+        way: Direction of the record.
         number: Of the records with data that way, of all connections, from 1; 0 for
             none.
     """
@@ -90,7 +90,7 @@ class Middleman:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens, instead of the server."""
+        """Address where it listens in place of the server."""
         return self._listener.getsockname()
 
     def _start(self, work: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ class Middleman:
         return [record, *late]
 
     def close(self) -> None:
-        """Hangs up everywhere."""
+        """Closes all connections."""
         with self._lock:
             self._is_over = True
         socket.create_connection(self.address, timeout=20).close()
@@ -171,7 +171,7 @@ class Middleman:
 
 @contextmanager
 def between(middleman: Middleman) -> Iterator[Middleman]:
-    """Closes it at the end."""
+    """Closes the connection at its end."""
     try:
         yield middleman
     finally:

@@ -1,4 +1,4 @@
-"""What a server tells a worker, and a leader its standby: any JSON, any body."""
+"""Messages of a server to workers and standbys, with any JSON and any body."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_any_bytes_are_read_as_changes_or_refused(data: bytes) -> None:
 
 
 def table(rows: Any) -> bytes:
-    """What stands before values, with anything in it."""
+    """A table of changes with anything in it."""
     head = json.dumps(rows).encode()
     return len(head).to_bytes(8, "little") + head + bytes(16)
 
@@ -186,7 +186,7 @@ def test_a_worker_names_what_it_cannot_read_in_an_answer(what: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nan_and_infinity_in_vectors_arrive_unchanged(value: float) -> None:
-    """What they do to a run is for `on_nan` to say; nothing fails here."""
+    """`on_nan` decides what they do to a run; reading them does not fail."""
     body = np.full(SIZES.down_bytes // 4, value, np.float32).tobytes()
     with saying(
         frame(WELCOME, START), frame({**GRANT, "body": "center"}, body)
@@ -272,7 +272,7 @@ LED: dict[str, Any] = {
 
 
 def follow(*frames: bytes) -> str:
-    """Lets a standby follow a leader that says this; returns why it did not go on."""
+    """Sends a standby these messages of a leader; returns why it stopped following."""
     with Cluster(setup()) as cluster:
         frozen = pickle.dumps(cluster.server.replica.freeze())
         with saying(

@@ -1,4 +1,4 @@
-"""Where vectors lie: parts that never overlap, aligned, in a slot or beside it."""
+"""Memory of vectors: parts do not overlap, are aligned, in a slot or outside of one."""
 
 from __future__ import annotations
 

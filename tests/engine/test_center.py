@@ -1,4 +1,4 @@
-"""The center's arithmetic: by segments as by the whole, statistics beside it."""
+"""The center's arithmetic: segments give the same as the whole vector; statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def drawn(seed: int, size: int = SIZE) -> Vector:
 
 
 def exchange(strategy: Strategy) -> list[Vector]:
-    """Three exchanges of two workers; returns all that came of them."""
+    """Three exchanges of two workers; returns all results."""
     center = Center(strategy, drawn(0), NONE)
     replies = {rank: np.empty(SIZE, np.float32) for rank in (0, 1)}
     found: list[Vector] = []

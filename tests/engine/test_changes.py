@@ -1,4 +1,4 @@
-"""Changes of callbacks on their way: told once, to everybody, and never put back."""
+"""Changes of callbacks reach every worker once, and older values never return."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def changed(**fields: float) -> Changes:
 
 
 def told(stand: Stand, rank: int) -> Changes:
-    """What came with the last answer to a worker."""
+    """Changes in the last answer to a worker."""
     answer = stand.replica.sessions[rank].answer
     assert answer is not None
     message, blob = answer
@@ -109,7 +109,7 @@ def test_a_joining_worker_gets_all_changes_but_those_in_its_statistics() -> None
 
 
 def test_a_checkpoint_has_the_serial_number_of_its_changes() -> None:
-    """A server that begins with it applies the others, and no older one again."""
+    """A server with one change applies later ones, and no older one again."""
     stand = Stand("aeasgd", workers=1)
     changes = changed(level=5.0)
     stand.happens("command", changes.pack(), kind="changes")
@@ -140,7 +140,7 @@ def test_a_standby_has_the_changes() -> None:
 def test_every_worker_applies_a_change_whichever_process_is_lost(
     name: str, loss: str
 ) -> None:
-    """The optimizer's only variable here counts steps."""
+    """The only variable of this optimizer counts steps."""
     changes = Changes()
     changes.add({COUNT: np.int64(1000), LEVEL: np.array([0.5], np.float32)})
     watch = leave(rank=1, step=2) if loss == "worker" else None

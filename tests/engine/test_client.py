@@ -1,4 +1,4 @@
-"""A worker's seat: what it keeps of each answer, with a slot and without."""
+"""A worker's client: what it keeps of each answer, with a slot and without."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIELDS = {"workers": 1, "epochs": 1, "batch_size": 8}
 def seated(
     name: str | Strategy = "downpour", *, is_early: bool = False, **seat: Any
 ) -> Iterator[tuple[ServerClient, Cluster]]:
-    """A member of its own at a server of its own, that has data."""
+    """A client at a server of its own, with data."""
     strategy = get(name)
     with Cluster(Setup.linear(PROBLEM, strategy, **FIELDS)) as cluster:
         fields: dict[str, Any] = {
@@ -85,7 +85,7 @@ def test_a_push_changes_the_center_and_is_adopted(wants_slot: bool) -> None:
 
 
 class WithAnchor(Downpour):  # pyright: ignore[reportGeneralTypeIssues]
-    """Keeps the anchor apart, as a strategy may."""
+    """A strategy that keeps the anchor in memory of its own."""
 
     needs_anchor = True
 
@@ -94,7 +94,7 @@ class WithAnchor(Downpour):  # pyright: ignore[reportGeneralTypeIssues]
     "strategy", [Downpour(period=1), WithAnchor(period=1), AEASGD(period=1)]
 )
 def test_reused_memory_changes_no_number(strategy: ServerStrategy) -> None:
-    """Also after a window without a step, whose end lies where its start was."""
+    """The same for a window without a step, which ends where it began."""
     apart, again = np.zeros(PROBLEM.size, "f4"), None
     center = apart.copy()
     with seated(strategy) as (member, _):
@@ -118,7 +118,7 @@ EARLY = [name for name in EARLY if not get(name).is_independent]
 
 @pytest.mark.parametrize("name", EARLY)
 def test_an_early_push_keeps_the_steps_that_were_taken_meanwhile(name: str) -> None:
-    """As `pull` says, exchange after exchange, with one that is waited for between."""
+    """The result is that of `pull`, exchange after exchange."""
     strategy = get(name, period=1)
     start = np.zeros(PROBLEM.size, "f4")
     center, state = start.copy(), strategy.init(PROBLEM.size)
@@ -146,7 +146,7 @@ def test_an_early_push_keeps_the_steps_that_were_taken_meanwhile(name: str) -> N
 
 
 def answered(strategy: Any, center: Any, state: Any, message: Any) -> Any:
-    """What a server of one worker would say."""
+    """Answers as a server of one worker does."""
     facts = Facts(samples=8.0)
     if isinstance(strategy, ServerStrategy):
         return strategy.apply(center, state, message, facts).copy()
@@ -176,7 +176,7 @@ def test_steps_on_samples_leased_to_others_are_void(name: str) -> None:
 
 
 def test_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told while an answer is on its way waits for it."""
+    """A message that is sent while an answer is on its way waits for that answer."""
     with seated(is_early=True) as (member, _):
         member.ready()
         pieces = [member.progress.pieces.popleft()]

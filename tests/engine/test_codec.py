@@ -1,4 +1,4 @@
-"""Codecs: how far off a vector is, and that nothing of it is lost in the long run."""
+"""Codecs: errors of vectors are bounded, and nothing is lost in the long run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def said(codec: Codec, values: Vector) -> Vector:
 
 
 def bound(name: str, values: Vector) -> Vector:
-    """The largest error of each number."""
+    """Bound of the error of each number."""
     if name == "bfloat16":
         return np.maximum(np.abs(values) / 256, 1e-40)
     padded = np.zeros(-(-values.size // BLOCK) * BLOCK, np.float32)
@@ -70,7 +70,7 @@ def test_the_largest_and_the_smallest_numbers(name: str) -> None:
 def test_encoded_changes_add_up_to_the_exact_sum(
     name: str, data: st.DataObject
 ) -> None:
-    """All that was decoded, and what is left for the next message, is all there was."""
+    """What was decoded, and what is left over, add up to what was sent."""
     size, codec = data.draw(SIZES), CODECS[name]
     sender = VectorEncoder(codec, size, is_place=False)
     receiver = VectorDecoder(codec, size, is_place=False)
@@ -92,7 +92,7 @@ def test_encoded_changes_add_up_to_the_exact_sum(
 @EACH
 @given(st.data())
 def test_decoded_weights_follow_the_exact_ones(name: str, data: st.DataObject) -> None:
-    """The other end is as near as a rounding of the last move, and knows it exactly."""
+    """The other end is as near as the rounding of the last difference."""
     size, codec = data.draw(SIZES), CODECS[name]
     sender = VectorEncoder(codec, size, is_place=True)
     receiver = VectorDecoder(codec, size, is_place=True)
@@ -142,7 +142,7 @@ def test_vectors_with_huge_or_non_finite_numbers_go_unencoded(
 def test_the_error_of_a_change_survives_an_unencoded_vector(
     name: str, other: str
 ) -> None:
-    """A checkpoint, or one overflow of a scaled loss, costs no rounding."""
+    """A checkpoint, or one overflow of a scaled loss, causes no rounding."""
     sender = VectorEncoder(CODECS[name], 3, is_place=False)
     receiver = VectorDecoder(CODECS[name], 3, is_place=False)
     values = np.array([1.0, 0.0123, -0.3377], np.float32)

@@ -1,4 +1,4 @@
-"""What a controller tells a server that takes another one's place."""
+"""Commands of a controller to a server that replaces a lost one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shoal.plan.often import Often
 
 @pytest.fixture
 def controller() -> Controller:
-    """One without processes, that was never given a server."""
+    """A controller without processes that was not given a server."""
     anybody: Any = SimpleNamespace(on_event=lambda *_, **__: None, environment=SYSTEM)
     anybody.on_checkpoint = anybody.pair = lambda _: None
     job = ControllerSpec(
@@ -64,7 +64,7 @@ def test_a_pending_checkpoint_is_requested_again(
 
 
 class Heard:
-    """An observer that notes which ends it was told of, and may want to stop."""
+    """An observer that keeps the reported epochs, and may want to stop."""
 
     def __init__(self) -> None:
         self.ends: list[int] = []
@@ -79,7 +79,7 @@ class Heard:
 
 
 def restart(complete: int) -> ServerCheckpoint:
-    """A checkpoint that knows of so many epochs."""
+    """A checkpoint with this number of complete epochs."""
     sequencer = Sequencer(RULES)
     for epoch in range(complete):
         book = sequencer.ledger
@@ -102,7 +102,7 @@ RULES = Rules(
 def test_epochs_after_the_checkpoint_are_trained_again(
     is_halted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their ends were told: nobody hears of them twice, and none is left out."""
+    """Their ends were reported: none is reported twice, and none is left out."""
     observer: Any = Heard()
     job = ControllerSpec(
         workers=1, policy=RestartPolicy(), first_epoch=0, epochs=6,

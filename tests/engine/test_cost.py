@@ -31,7 +31,7 @@ MOST_FRAME_BYTES = 1024
 
 @contextmanager
 def seated(name: str, *, wants_slot: bool = True) -> Iterator[ServerClient]:
-    """A member of a server in a thread of this process, before its first push."""
+    """A client of a server in a thread of this process, before its first push."""
     fields = {"workers": 1, "epochs": 4, "batch_size": 1}
     strategy = type(get(name))(period=1)
     with Cluster(Setup.linear(PROBLEM, strategy, **fields)) as cluster:
@@ -58,7 +58,7 @@ STRATEGIES = ("aeasgd", "eamsgd", "downpour", "adag", "dynsgd", "async_diloco")
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_an_exchange_allocates_no_vector(name: str) -> None:
-    """Neither on the worker nor on the server, once each has had one."""
+    """Neither worker nor server allocates one, after the first exchange."""
     with seated(name) as member:
         local = member.local + np.float32(1)
         push(member, local)
@@ -101,7 +101,7 @@ def test_frames_carry_the_vectors_and_little_else(
 
 @pytest.mark.process
 def test_a_server_holds_one_vector() -> None:
-    """Beside what the strategy keeps, and slots, which its workers hold as well."""
+    """Besides the strategy's state, and slots, which workers have as well."""
     private = list[int]()
     for size in (1, 1 << 23):
         with one_server(size, "aeasgd") as seat:
@@ -115,7 +115,7 @@ def test_a_server_holds_one_vector() -> None:
 
 @pytest.mark.process
 def test_an_exchange_costs_a_few_copies() -> None:
-    """Of 16 MB each way; 3 to 5 times what NumPy takes to copy it, as measured."""
+    """For 16 MB each way; measured were 3 to 5 times what NumPy takes to copy them."""
     size = 1 << 22
     here, there = np.ones(size, "f4"), np.ones(size, "f4")
     exchanges, copies = list[float](), list[float]()

@@ -1,4 +1,4 @@
-"""Real processes that are killed: nothing is lost, nothing counted twice or left."""
+"""Killed processes: no sample is lost or counted twice, and nothing is left."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_killed_worker_is_replaced(place: Place, strategy: str) -> None:
 @pytest.mark.process
 @EVERYWHERE
 def test_a_worker_that_hangs_is_found_and_replaced(place: Place) -> None:
-    """Nothing of it is ever heard again: no error, no end of its connection."""
+    """The lost worker is never reported again: no error, no end of its connection."""
     with faults.stop(rank=1, step=12):
         history = fit("all_reduce", place, epochs=10)
     found = summary(history)
@@ -123,7 +123,7 @@ class KillServer(keras.callbacks.Callback):
     ],
 )
 def test_a_killed_server_is_replaced(place: Place, strategy: str, batch: int) -> None:
-    """Before the first checkpoint, and in an epoch after one."""
+    """Once before the first checkpoint, and once in an epoch after one."""
     history = fit(strategy, place, epochs=6, callbacks=[KillServer(batch)])
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * 6
@@ -135,7 +135,7 @@ def test_a_killed_server_is_replaced(place: Place, strategy: str, batch: int) ->
 
 
 class KillAtEnd(KillServer):
-    """Kills the server when an epoch's end is told, before a checkpoint knows of it."""
+    """Kills the server at an epoch's end, before a checkpoint contains it."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Waits for the end."""
@@ -150,7 +150,7 @@ class KillAtEnd(KillServer):
 def test_a_reported_epoch_that_was_lost_is_trained_again(
     place: Place, strategy: str
 ) -> None:
-    """It was left out: the next one was trained on what was before it."""
+    """Without it, the next epoch was trained on the center from before it."""
     history = fit(strategy, place, callbacks=[KillAtEnd(2)])
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
@@ -165,12 +165,12 @@ def test_a_reported_epoch_that_was_lost_is_trained_again(
 
 
 class KillLeader(keras.callbacks.Callback):
-    """Kills the server as soon as a standby knows what it knows; again and again.
+    """Kills a server as soon as a standby has its state, several times.
 
     Training ends when the last standby knows it all, after two epochs.
 
     Args:
-        times: How often.
+        times: Number of kills.
         who: "server" or "standby".
     """
 
@@ -194,7 +194,7 @@ def kinds_so_far() -> list[str]:
 
 
 def servers_of_this_process() -> list[psutil.Process]:
-    """The leader, then its standby: they alone listen, and the leader is older."""
+    """The leader, then its standby: only they listen, and the leader is older."""
     children = sorted(psutil.Process().children(), key=lambda c: c.create_time())
     return [child for child in children if listens(child)]
 
@@ -203,7 +203,7 @@ def servers_of_this_process() -> list[psutil.Process]:
 @EVERYWHERE
 @pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GRADIENTS])
 def test_a_standby_takes_over(place: Place, strategy: str) -> None:
-    """Twice: the standby's standby as well. No worker is lost, nothing goes back."""
+    """Twice: the standby of the standby too. No worker is lost, nothing repeated."""
     history = fit(
         strategy, place, epochs=9999, callbacks=[KillLeader(2, "server")], standby=1
     )
@@ -266,12 +266,12 @@ def test_a_spare_process_takes_the_place_of_a_lost_worker(place: Place) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the limits, what no measurement moves; the measured part stays."""
+    """Sets the fixed part of the limits; the measured part stays."""
     monkeypatch.setattr(heartbeat, "FLOOR_S", 2.0)
 
 
 class StopServer(KillServer):
-    """Stops the server of a run: its connections stay, and nothing comes of them."""
+    """Stops the server of a run: its connections stay open and silent."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seen += 1
@@ -295,7 +295,7 @@ def test_a_server_that_hangs_is_found_and_replaced(place: Place, strategy: str) 
 
 
 class StopStart(keras.callbacks.Callback):
-    """Stops a worker that has not been told yet what it will do: the youngest."""
+    """Stops the youngest worker, which has no spec yet."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         children = psutil.Process().children()

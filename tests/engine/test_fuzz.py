@@ -1,4 +1,4 @@
-"""Thousands of wrong frames and callers against a server that trains meanwhile."""
+"""Thousands of wrong frames and callers at a server that trains meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mutator(cluster: Cluster, seed: int) -> Mutator:
 
 
 def drain(connection: socket.socket) -> bytes:
-    """Reads until the server hangs up."""
+    """Reads until the server closes the connection."""
     heard = b""
     with suppress(ConnectionResetError):
         while part := connection.recv(1 << 16):
@@ -41,7 +41,7 @@ def call(cluster: Cluster) -> socket.socket:
 
 
 def stranger(cluster: Cluster, draw: Mutator) -> None:
-    """Somebody without the key hears nothing."""
+    """A caller without the key gets no frame."""
     with call(cluster) as connection:
         with suppress(OSError):
             connection.sendall(draw.garbage())
@@ -50,7 +50,7 @@ def stranger(cluster: Cluster, draw: Mutator) -> None:
 
 
 def peer(cluster: Cluster, draw: Mutator, *, is_worker: bool) -> int:
-    """Somebody with the key sends frames until the server hangs up."""
+    """A caller with the key sends frames until the server closes the connection."""
     talk, sent = Caller(worker_secret(cluster.secret)), 0
     with call(cluster) as connection, suppress(OSError):
         connection.sendall(talk.hello)

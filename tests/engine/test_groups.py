@@ -29,7 +29,7 @@ PROBLEM = LeastSquares.seeded(rows=ROWS, size=5)
 
 @final
 class Watched(NativeGroup):
-    """Counts what a group adds; and may say that it could not."""
+    """A group that counts what it adds, and may report that it failed."""
 
     def __init__(self, inner: NativeGroup, opener: Opener, place: int) -> None:
         self._inner, self._opener, self._place = inner, opener, place
@@ -49,7 +49,7 @@ class Watched(NativeGroup):
 
 
 class Opener:
-    """Opens groups of gloo, and remembers them."""
+    """Opens groups of gloo, and keeps a list of them."""
 
     def __init__(self, slip: tuple[int, int] | None = None) -> None:
         self._slip, self.adds, self.lock = slip, 0, threading.Lock()
@@ -81,7 +81,7 @@ def setup(folder: Path, opener: Any = None, **changes: Any) -> Setup:
 
 
 def check_adds(opener: Opener, workers: int, steps: int = FULL + 1) -> None:
-    """The first step of an epoch is the server's where not all are there at once."""
+    """The server averages the first step if not all workers are ready at once."""
     most = workers * EPOCHS * steps
     assert opener.adds % workers == 0
     assert most - workers * EPOCHS <= opener.adds <= most

@@ -1,4 +1,4 @@
-"""`on_nan` of `fit`, on real processes: one row of the data is not a number."""
+"""`on_nan` of `fit` on real processes: one row of the data is NaN."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def only(folder: Path) -> Path:
-    """The one run in a folder."""
+    """The only run in a folder."""
     [run] = [path for path in folder.iterdir() if "-nan-" in path.name]
     return run
 
@@ -81,7 +81,7 @@ def is_finite(net: Any) -> bool:
 
 
 def check_whole(net: Any, history: Any) -> None:
-    """Every sample counted once, and nothing of the bad one stayed."""
+    """Every sample was committed once, and the bad one left no trace."""
     found = history.run.summary()
     assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
     assert is_finite(net)
@@ -165,10 +165,10 @@ def test_a_run_that_is_rolled_back_leaves_the_chunk_out(
 
 
 class Fault(keras.callbacks.Callback):
-    """Breaks a run off, after its first epoch."""
+    """Breaks off a run after its first epoch."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Raises, once the data that does harm is known."""
+        """Raises once the harmful data is known."""
         if epoch:
             raise RuntimeError("broken off")
 
@@ -190,7 +190,7 @@ def test_samples_left_out_stay_left_out_in_a_resumed_run(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.process
 def test_the_number_of_rollbacks_is_limited(tmp_path: Path) -> None:
-    """Every window diverges: nothing that is left out would help."""
+    """Every window diverges: leaving out samples does not help."""
     net = model(keras.optimizers.SGD(float("inf")))
     with pytest.raises(NotFinite, match="after 3 rollbacks"):
         fit(net, "local_sgd", "rollback", data=data(is_bad=False))
@@ -214,7 +214,7 @@ def test_the_default_trains_on_as_keras_and_warns(
 
 
 def hurt_by_a_label(y: Any, predicted: Any) -> Any:
-    """Its value is not a number where a label is negative; its gradient is fine."""
+    """A loss that is NaN where a label is negative; its gradient is finite."""
     import keras
 
     loss = keras.losses.binary_crossentropy(keras.ops.maximum(y, 0.0), predicted)
@@ -277,7 +277,7 @@ class Torn:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTorn:
-    """Opens the samples of a run, but for one."""
+    """Opens the samples of a run but one."""
 
     descriptor: int
 
@@ -289,7 +289,7 @@ class OpenTorn:
 def test_a_chunk_that_cannot_be_read_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """After it was tried again, which takes 2.1 s."""
+    """After several attempts, which take 2.1 s."""
     monkeypatch.setattr(shared_rows, "OpenMapped", OpenTorn)
     pattern = r"worker \d at step \d+: samples .* of the order of epoch 1 .*the disk is"
     with pytest.raises(DataError, match=pattern) as caught:

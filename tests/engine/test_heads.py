@@ -1,4 +1,4 @@
-"""Heads of frames, one of each kind and shape, as they were before they had classes.
+"""Heads of frames, one of each kind and shape, equal to recorded ones.
 
 `tests/golden/heads.txt` was recorded from runs. A kind that changes there, or that has
 no line, breaks what servers, workers and standbys of one run tell each other.
@@ -60,7 +60,7 @@ Read = Callable[[Head], Any]
 
 
 def of(*kinds: Any) -> Callable[[Head], Read | None]:
-    """Reads one of some classes, None for another kind."""
+    """Reads one of several classes; None for another kind."""
     found = {kind.kind: kind.parse for kind in kinds}
     return lambda head: found.get(head["kind"])
 
@@ -118,7 +118,7 @@ def test_a_head_is_packed_as_it_was(line: str) -> None:
 
 
 def sent(base: type[Any]) -> set[type[Any]]:
-    """Classes of messages that are sent, not those that others begin with."""
+    """Classes of messages that are sent, without their base classes."""
     names = [module.name for module in iter_modules(messages.__path__)]
     modules = [import_module(f"{messages.__name__}.{name}") for name in names]
     classes = {v for m in modules for v in vars(m).values() if isinstance(v, type)}
@@ -142,7 +142,7 @@ def test_every_event_has_its_line() -> None:
 @settings(max_examples=25)
 @given(data=st.data())
 def test_any_value_in_any_field_is_refused_or_read(line: str, data: Any) -> None:
-    """What is read is packed again, and no further field of it is anything else."""
+    """What was read is packed again, and all of its fields have the declared types."""
     way, text = line.split("\t")
     head = json.loads(text)
     field = data.draw(st.sampled_from(["", *sorted(set(head) - {"kind"})]))

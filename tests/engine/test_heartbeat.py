@@ -1,4 +1,4 @@
-"""How long a server may be silent, and what is heard of it meanwhile."""
+"""How long a server may be silent, and what is read from it meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = b"s" * 32
 
 
 def asked_until(heartbeat: Heartbeat, now: float, until: float) -> bool:
-    """Looks ten times a second; whether the server counts as silent by then."""
+    """Looks ten times a second; returns whether the server counts as silent then."""
     while now < until:
         if heartbeat.look(now):
             heartbeat.ask(now)
@@ -97,7 +97,7 @@ def test_nobody_is_late_before_a_start_was_measured() -> None:
 
 
 class Peer:
-    """Who answers a link by hand."""
+    """The other end of a link, driven by the test."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -134,7 +134,7 @@ def peer():
 
 
 def expired() -> Heartbeat:
-    """A server of which an answer is due since long ago."""
+    """A server whose answer is long due."""
     now = time.monotonic()
     return Heartbeat(asked=now - 3600, looked=now)
 

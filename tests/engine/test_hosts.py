@@ -1,4 +1,4 @@
-"""Workers on other hosts: three network namespaces, one of them that of the server."""
+"""Workers on other hosts: three network namespaces, one of them the server's."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Away:
 
 
 def train(hosts: Hosts, **fields: Any) -> tuple[bytes, list[dict[str, Any]], Away]:
-    """Trains on the other hosts; returns what went between them, events, workers.
+    """Trains on the other hosts; returns their traffic, the events, the workers.
 
     By rounds, which begin when all workers are there.
     """
@@ -118,7 +118,7 @@ def train(hosts: Hosts, **fields: Any) -> tuple[bytes, list[dict[str, Any]], Awa
 
 
 def test_traffic_between_hosts_is_encrypted(hosts: Hosts) -> None:
-    """Without a word of the user: the server listens where others reach it."""
+    """Without any setting of the user, the server listens where others reach it."""
     heard, events, _ = train(hosts)
     joined = [event for event in events if event["kind"] == "joined"]
     assert len(joined) == 2
@@ -144,7 +144,7 @@ def test_a_host_that_is_lost_costs_no_sample(hosts: Hosts) -> None:
 
 
 def test_a_worker_of_another_run_is_refused(hosts: Hosts) -> None:
-    """It has another secret, or does not know the certificate."""
+    """It has another secret, or another certificate."""
     given = setup("downpour", wants_slot=False, host=hosts.address)
     with Cluster(given) as cluster, Cluster(given) as other:
         away = Away(cluster, hosts)

@@ -1,4 +1,4 @@
-"""Keras models on the real engine, workers in threads: what plain Keras would do."""
+"""Keras models on the real engine, workers in threads, against plain Keras."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def plain(model: Any, arrays: Any = None) -> dict[str, list[float]]:
 def check_same(
     outcome: Outcome, model: Any, expected: dict[str, list[float]], rows: int = ROWS
 ) -> None:
-    """Weights, statistics and what every metric says of every epoch."""
+    """Weights, statistics and every metric of every epoch are those of Keras."""
     assert [end.rows for end in outcome.epochs] == [rows] * EPOCHS
     weights = Layout.of(exchanged_variables(model)).gather(exchanged_variables(model))
     np.testing.assert_allclose(outcome.vector, weights, rtol=1e-3, atol=1e-5)
@@ -122,7 +122,7 @@ def test_gradient_exchange_is_plain_keras() -> None:
 
 
 def test_ranks_without_rows_take_the_step_with_the_others() -> None:
-    """The last batch has one row for three workers; the rate changes at every step."""
+    """The last batch has one row for three workers; the rate changes each step."""
     x, y, weights = (column[: 2 * BATCH + 1].copy() for column in data())
     for start in (0, BATCH):  # equal rows in a batch: equal moments in each share
         x[start : start + BATCH] = x[start]
@@ -169,7 +169,7 @@ def test_a_late_worker_of_all_reduce_has_the_optimizers_state() -> None:
 
 
 def test_statistics_weigh_by_rows_where_gradients_weigh_by_sample_weights() -> None:
-    """A batch has one mean, whatever its samples weigh in the loss."""
+    """The statistics of a batch do not depend on the sample weights of the loss."""
 
     def model() -> Any:
         keras.utils.set_random_seed(1)
@@ -199,7 +199,7 @@ def test_statistics_weigh_by_rows_where_gradients_weigh_by_sample_weights() -> N
 def test_masked_losses_weigh_by_unmasked_values_with_every_collective(
     collective: str, tmp_path: Any
 ) -> None:
-    """Halves of a batch have one and five steps a row."""
+    """The halves of a batch have one and five unmasked steps a row."""
     words = np.random.default_rng(2).integers(1, 9, (ROWS, 5))
     lengths = np.where(np.arange(ROWS) % BATCH < BATCH // 2, 1, 5)
     words[np.arange(5) >= lengths[:, None]] = 0

@@ -26,7 +26,7 @@ EPOCHS = 2
 
 @final
 class Heavy(LinearBackend):
-    """Its state beside the weights is long."""
+    """An optimizer with a large state beside the weights."""
 
     size = STATE
 
@@ -77,7 +77,7 @@ def test_the_replacement_of_a_lost_worker_gets_the_large_state() -> None:
 
 @pytest.mark.parametrize("name", ["all_reduce", "aeasgd"])
 def test_a_state_larger_than_the_model_ends_the_run_with_the_reason(name: str) -> None:
-    """Not as a worker that is lost, again and again."""
+    """The run ends; it does not lose and replace workers again and again."""
     given = setup(name, workers=2)
     given = replace(given, state=STATE - SPARE_BYTES - 1)
     with pytest.raises(WorkerFailed, match="Variables must exist before training"):

@@ -1,4 +1,4 @@
-"""A worker that is late, on a real server: the others do not wait for it."""
+"""A late worker at a real server: the others do not wait for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPOCHS, OTHER, SLOW = 2, 1, 2
 
 
 class Traffic:
-    """Lets one worker stand until the others have taken some rounds without it.
+    """Stops one worker until the others have closed some rounds without it.
 
     Then another one stands until the first has taken part in a round.
     """
@@ -34,7 +34,7 @@ class Traffic:
             assert self.is_back.wait(20)
 
     def follow(self, cluster: Cluster) -> None:
-        """Looks at what the server tells."""
+        """Reads the reports of the server."""
         keep = cluster._keep
 
         def see(head: dict[str, object], *given: object, **more: object) -> None:

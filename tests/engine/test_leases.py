@@ -1,4 +1,4 @@
-"""How an epoch is shared: everybody gets a part, and a short epoch is no exception."""
+"""Shares of an epoch: every worker gets one, also of a short epoch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.engine.coordination.sequencer import Sequencer
 def shared(
     rows: int, batch: int, window: int, workers: int, *, is_rounds: bool
 ) -> list[int]:
-    """Rows that each worker is given when all have come and none has trained yet."""
+    """Rows that each worker is leased when all have joined and none has trained."""
     sequencer = Sequencer(
         Rules(
             epoch_rows=(rows,), first_epoch=0, epochs=1, workers=workers, batch=batch,

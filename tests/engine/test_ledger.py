@@ -1,4 +1,4 @@
-"""The ledger against sets of integers, which are slow and cannot be wrong."""
+"""The ledger against sets of integers, which are slow and simple."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TestRanges:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Owners lease, commit, give back and are refused, in any order."""
+    """Owners lease, commit, return and are refused, in any order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Connections of a server: who is heard when, whatever lies together in its buffers."""
+"""Connections of a server: which peer is handled when, whatever is buffered."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CONTEXT = tls.server_context(IDENTITY)
 
 
 def is_nothing(_peer: Peer, _head: Head) -> None:
-    """Says nothing to a frame."""
+    """Does not answer frames."""
 
 
 @final
 class House(Listener):
-    """Takes in everybody as a worker while it is open, and keeps what it says."""
+    """Accepts every caller as a worker while it is open, and keeps what it sends."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Peer, Head, bytes]] = []
@@ -60,7 +60,7 @@ def serving(*, has_tls: bool = False) -> Iterator[tuple[Connections, House]]:
 
 
 def calling(connections: Connections) -> tuple[Link, Peer]:
-    """A worker that was taken in, and what the server calls it."""
+    """An accepted worker, and its name at the server."""
     house, found = connections._listener, list[Link]()
     assert isinstance(house, House)
     address = connections._socket.getsockname()
@@ -86,7 +86,7 @@ def until(connections: Connections, is_so: Callable[[], object]) -> None:
 
 
 def is_consistent(connections: Connections) -> bool:
-    """Whether what is noted of the selectors is so."""
+    """Whether the recorded state of the selectors is the actual one."""
     return all(
         connections._selector_of(peer).get_key(peer.channel.socket).events
         == peer.events
@@ -160,7 +160,7 @@ def test_a_peer_that_never_stops_sending_has_one_turn_as_all_others(
 
 
 def test_a_peer_that_reads_again_is_read_again() -> None:
-    """What it had asked lies here already: nothing more comes from its socket."""
+    """Its requests are buffered here already: nothing more comes from its socket."""
     questions, answer = 100, bytes(40_000)
     with serving() as (connections, house):
         link, peer = calling(connections)

@@ -1,4 +1,4 @@
-"""When a silent worker counts as hung: by its own pace, never by a fixed guess."""
+"""When a silent worker counts as hung: by its own pace, not by a fixed limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEATS = st.integers(1, 100)
 
 @dataclass
 class Worker:
-    """A worker that compiled and then spoke after each silence; its message is due."""
+    """A worker that compiled and then sent messages; its next one is due."""
 
     startup_s: float
     silences: list[float]
@@ -68,7 +68,7 @@ def test_compiling_another_program_is_allowed_for_and_sets_no_pace(
 def test_arriving_bytes_count_as_life_and_set_no_pace(
     worker: Worker, looks: int
 ) -> None:
-    """A vector may take long on a slow link; then it computes for as long as before."""
+    """A vector may take long on a slow link; computing takes as long as before."""
     liveness, before = worker.liveness, worker.liveness.limit_s
     for _ in range(looks):
         worker.now += FLOOR_S / 2

@@ -1,4 +1,4 @@
-"""Workers that read chunks keep apart, and still share an epoch to its last sample."""
+"""Workers read separate chunks, and share an epoch to its last sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.facts import Chunking
 def run(
     order: Order, batch: int, window: int, speeds: Sequence[float], *, is_rounds: bool
 ) -> list[list[Piece]]:
-    """What each worker trained on in one epoch, when each has its own speed."""
+    """Samples that each worker trained on in one epoch, each at its own speed."""
     sequencer = Sequencer(
         Rules(
             epoch_rows=(order.rows,), first_epoch=0, epochs=1, workers=len(speeds),
@@ -59,7 +59,7 @@ def run(
 
 
 def opened(order: Order, sizes: Sequence[int], done: list[list[Piece]]) -> int:
-    """Chunks that were opened, of all workers together."""
+    """Number of chunks that all workers opened together."""
     ends = np.cumsum(sizes)
     count = 0
     for pieces in done:

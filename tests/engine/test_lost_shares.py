@@ -1,4 +1,4 @@
-"""A step whose loss is a sum, and of which a worker is lost: nothing weighs more.
+"""A step whose loss is a sum loses a worker: no sample gets another weight.
 
 The judge is a model of which the answer is known: a weight for each sample, a loss that
 is the negative sum over the batch of its samples' weights, and SGD with a rate of 1.
@@ -73,13 +73,13 @@ def test_the_rest_of_a_step_weighs_as_a_step_of_its_own(
 
 @pytest.mark.parametrize("collective", ["server", "shared", "native"])
 def test_two_workers_of_one_step_are_lost(collective: str, tmp_path: Path) -> None:
-    """One after the other: what is left is computed for a smaller step each time."""
+    """One worker after the other: the rest is computed for a smaller step each time."""
     watch = faults.leave(rank=1, step=5).leave(rank=2, step=5)
     check(train(setup(workers=3, watch=watch, **lanes(tmp_path)[collective])), losses=2)
 
 
 def test_a_step_is_computed_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only steps that were shared with who is lost: the one in hand, and the next."""
+    """Only steps that the lost worker had a share in: the present one, and the next."""
     told: list[tuple[float, ...]] = []
     before = Round.outdated
 
@@ -96,7 +96,7 @@ def test_a_step_is_computed_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mean_is_not_computed_anew() -> None:
-    """It is divided by the rows of the messages that are there."""
+    """It is divided by the rows of the messages that arrived."""
     found = train(Setup.linear(
         one_hot(ROWS), AllReduce(), workers=2, batch_size=BATCH, epochs=1,
         watch=faults.leave(rank=1, step=2),
@@ -109,7 +109,7 @@ def test_a_mean_is_not_computed_anew() -> None:
 
 
 def gradient_table(workers: int = 3) -> tuple[Sequencer, dict[int, Any]]:
-    """A table whose first step of six rows was dealt, and what each holds of it."""
+    """A table whose first step of six rows was dealt, and the share of each worker."""
     rules = Rules(
         epoch_rows=(60,), first_epoch=0, epochs=1, workers=workers, batch=6, window=1,
         is_rounds=True, exchanges_gradients=True, is_elastic=False,
@@ -184,7 +184,7 @@ def embedding() -> Any:
 
 
 def test_keras_counts_every_sample_once() -> None:
-    """The target is far away: each gradient is -1, and the loss is what is missing."""
+    """The target is far away: each gradient is -1, and the loss is the missing sum."""
     x = np.arange(ROWS, dtype="i4")[:, None]
     y = np.full((ROWS, 1), 100.0, "f4")
     given: dict[str, Any] = {"batch_size": BATCH, "epochs": EPOCHS}

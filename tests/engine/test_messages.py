@@ -1,4 +1,4 @@
-"""What a peer that has the run's key may say: any JSON in any field."""
+"""Messages of a peer with the run's key: any JSON in any field."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ NOBODY: dict[str, bytes] = {
 
 
 def worker_of(cluster: Cluster, **fields: Any) -> ServerClient:
-    """A worker beside those of the run, which knows no more than they do."""
+    """A worker beside those of the run, with the same secret."""
     return ServerClient(
         ServerAddress(
             address=cluster.address, secret=worker_secret(cluster.secret),
@@ -140,7 +140,7 @@ def worker_of(cluster: Cluster, **fields: Any) -> ServerClient:
 
 
 def shared(**fields: Any) -> Setup:
-    """Two servers, each of which has a part of the vector."""
+    """Two servers, each with a part of the vector."""
     problem = LeastSquares.seeded(rows=64, size=150)
     fields = {"workers": 2, "epochs": 2, "servers": 2, **fields}
     return Setup.linear(problem, get("aeasgd", period=3), 0.005, **fields)
@@ -225,7 +225,7 @@ BODIES: dict[str, tuple[dict[str, Any], int]] = {
 def test_a_body_of_another_length_than_its_head_says_is_refused(
     name: str, what: str
 ) -> None:
-    """It lay over a part of the message before, and was taken for the whole."""
+    """Before, it covered a part of the message, and was taken for the whole."""
     head, more = BODIES[what]
     with Cluster(setup(name)) as cluster:
         worker = worker_of(cluster, wants_slot=False)
@@ -255,7 +255,7 @@ def test_a_body_beside_a_slot_is_refused() -> None:
 def test_nan_and_infinity_in_vectors_break_no_server(
     name: str, value: float, codec: str
 ) -> None:
-    """They are a worker's to send, and `on_nan` says what follows from them."""
+    """A worker may send them, and `on_nan` decides what follows."""
     with Cluster(setup(name, codec=codec, wants_slot=False)) as cluster:
         worker = worker_of(cluster, wants_slot=False)
         cluster.command("proceed", epoch=0)
@@ -287,7 +287,7 @@ WAITS = [what for what, sent in NOBODY.items() if b'"kind":"attend"' in sent]
 
 
 def test_a_peer_that_waits_at_a_standby_waits_once() -> None:
-    """Each word was kept, so that one worker could fill the memory."""
+    """Before, each message was kept, so that one worker could fill the memory."""
     with Cluster(setup(has_standby=True)) as cluster:
         standby = cluster._standby
         assert standby is not None

@@ -1,4 +1,4 @@
-"""A middleman between workers and servers: he ends connections, and nothing else."""
+"""A man in the middle can end connections, and nothing else."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def setup(name: str = "aeasgd", **fields: Any) -> Setup:
 
 
 def is_exact(outcome: Outcome) -> None:
-    """Every sample of every epoch was counted once."""
+    """Every sample of every epoch was committed once."""
     assert [end.rows for end in outcome.epochs] == [64, 64]
     assert [end.metrics[1] for end in outcome.epochs] == [64, 64]
 
 
 def is_dark(middleman: Middleman, cluster: Cluster) -> None:
-    """He has seen records of TLS, and nothing else that anybody of the run has said."""
+    """He has seen records of TLS, and no plain text."""
     assert {way for way, seen in middleman.seen if seen} == {"up", "down"}
     for _, seen in middleman.seen:
         if seen.startswith(HELLO):  # other programs may call a port that was theirs
@@ -80,7 +80,7 @@ HARMED = [
 
 
 def draw(way: Way, *words: object) -> int:
-    """Number of a record: two workers have joined by then, and have much to do.
+    """Number of a record: two workers have joined by then, and exchange much.
 
     The process of a worker that cannot join ends, and nobody looks at it here.
     """
@@ -152,7 +152,7 @@ def test_one_record_to_or_from_a_worker_that_has_a_standby_is_harmed(
 def test_one_record_between_a_server_and_its_standby_is_harmed(
     harm: str, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server goes on alone, as the controller says."""
+    """The server goes on alone, as the controller tells it."""
     number = draw(way, harm)
     with ExitStack() as stack:
         middleman = stack.enter_context(between(Middleman(HARMS[harm], way, number)))
@@ -186,7 +186,7 @@ def test_one_record_between_a_server_and_its_standby_is_harmed(
 
 @contextmanager
 def pretending(answer: Callable[[socket.socket], None]) -> Iterator[Any]:
-    """Somebody at the server's address; gives it and what callers have said there."""
+    """A false server at the server's address; gives it and what it received."""
     heard = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -206,13 +206,13 @@ def pretending(answer: Callable[[socket.socket], None]) -> Iterator[Any]:
 
 
 def speak_plainly(connection: socket.socket) -> None:
-    """As a server without TLS would: it waits for a greeting, then answers."""
+    """Acts like a server without TLS: it waits for a hello, then answers."""
     connection.recv(1 << 16, socket.MSG_PEEK)
     connection.sendall(b"SHG1" + bytes(60))
 
 
 def refuse_tls(connection: socket.socket) -> None:
-    """An alert: handshake_failure, as who wishes for a plain call instead."""
+    """Sends a TLS alert, handshake_failure, to provoke a plain connection."""
     connection.recv(1 << 16, socket.MSG_PEEK)
     connection.sendall(b"\x15\x03\x03\x00\x02\x02\x28")
 
@@ -249,7 +249,7 @@ def test_a_false_server_gets_no_message(
 
 
 def test_a_replayed_connection_is_refused() -> None:
-    """All that a worker has said, sent once more: nothing of it counts."""
+    """All that a worker has sent is sent once more: none of it counts."""
     with (
         Cluster(setup()) as cluster,
         between(Middleman()) as middleman,

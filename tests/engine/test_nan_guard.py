@@ -18,7 +18,7 @@ FIRST = 11  # the worker's own number of the first of them
 
 
 def told(bad_row: int | None, turned: int | None, rows: int = SIZE * STEPS) -> Any:
-    """What a worker tells of a window whose weights are lost."""
+    """The report of a worker about a window whose weights are lost."""
     data = np.zeros((rows, 2), np.float32)
     if bad_row is not None:
         data[bad_row] = -np.inf

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: found, named, and answered as chosen.
+"""Numbers that are not finite: found, named, and handled as `on_nan` says.
 
 Whole trainings over real sockets with workers in threads; one row's target is NaN.
 """
@@ -43,7 +43,7 @@ PLAIN = [n for n in WEIGHTS if "plain" in get(n).promises]
 
 
 class OneBadRow:
-    """The rows of the problem; one has no target."""
+    """The rows of the problem; one target is NaN."""
 
     def __init__(self) -> None:
         self._rows = LinearRows(PROBLEM)
@@ -72,7 +72,7 @@ def plain(left_out: list[tuple[int, int, int]]) -> Any:
 
 
 def skipped(outcome: Outcome) -> list[tuple[int, int, int]]:
-    """What workers said they learnt nothing from; each names the row that hurt."""
+    """Reports of workers about skipped samples; each names the harmful row."""
     events = outcome.of_kind("not_finite")
     for event in events:
         assert event["rows"] == [BAD]
@@ -82,7 +82,7 @@ def skipped(outcome: Outcome) -> list[tuple[int, int, int]]:
 
 
 def check_counts(outcome: Outcome, left_out: list[tuple[int, int, int]]) -> None:
-    """Each sample committed once; metrics are of those that were learnt from."""
+    """Each sample was committed once; metrics are of those that were trained on."""
     assert [end.rows for end in outcome.epochs] == [PROBLEM.rows] * 3
     for epoch, end in enumerate(outcome.epochs):
         lost = sum(b - a for e, a, b in left_out if e == epoch)
@@ -129,7 +129,7 @@ def test_one_worker_trains_as_without_the_skipped_window(
 @pytest.mark.parametrize("wants_slot", [True, False])
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_all_reduce_skips_the_whole_step(workers: int, wants_slot: bool) -> None:
-    """So that the curve is the same with any number of workers."""
+    """The curve is then the same with any number of workers."""
     outcome = train(setup("all_reduce", "skip", workers=workers, wants_slot=wants_slot))
     check_counts(outcome, skipped(outcome))
     step = [(epoch, BAD - BAD % BATCH, BAD - BAD % BATCH + BATCH) for epoch in range(3)]
@@ -183,7 +183,7 @@ def test_skip_stops_a_run_whose_first_weights_are_nan() -> None:
 
 @pytest.mark.parametrize("name", ["aeasgd", "downpour", "local_sgd", "all_reduce"])
 def test_the_default_goes_on_as_keras_and_warns(name: str) -> None:
-    """A worker once; one that has not met the others' harm yet may do some itself."""
+    """Each worker warns once; NaN of others may make it warn."""
     with np.errstate(all="ignore"):
         outcome = train(setup(name, None))
     assert [end.rows for end in outcome.epochs] == [PROBLEM.rows] * 3

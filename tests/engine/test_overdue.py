@@ -1,4 +1,4 @@
-"""A sequencer and its grace on a clock: what slow workers cost the others."""
+"""A sequencer with its straggler timeout: what slow workers cost the others."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.engine.cases import ROUNDS
 
 
 class Race:
-    """Workers of given speeds under a sequencer and its grace, on a clock of its own.
+    """Workers of given speeds under a sequencer and a straggler timeout.
 
     Args:
         speeds: Seconds of a step of each worker; infinite for one that hangs.
         tired: When all of them become slower, and how many times.
-        fields: Of the rules.
+        fields: Fields of the rules.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Race:
             self.carry_out(self.sequencer.ready(rank, member.incarnation))
 
     def run(self) -> float:
-        """Trains an epoch; returns how long that took."""
+        """Trains an epoch; returns its duration."""
         self.carry_out(self.sequencer.proceed(0))
         while not self.is_done:
             if self.straggler_timeout.due < self.due[0][0]:
@@ -68,7 +68,7 @@ class Race:
         return self.now
 
     def begin(self, rank: int) -> None:
-        """A worker sets to work on a window."""
+        """A worker begins a window."""
         rules = self.sequencer.rules
         work = next_batches(self.pieces[rank], rules.batch, rules.window, ())
         self.work[rank] = work

@@ -1,4 +1,4 @@
-"""Where servers are put, and what happens where a node does not answer."""
+"""Nodes for servers, and nodes that do not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server on a real port: strangers and broken peers harm nobody else."""
+"""A real server on a real port: unverified and malformed peers harm no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that a run makes is private, whatever the mask of the process is."""
+"""All files of a run are private, whatever the umask of the process is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.test_faults import data, model
 
 
 class Look(keras.callbacks.Callback):
-    """Notes what of a folder others may use, while the run goes on and at its end."""
+    """Notes which files of a folder others may use, during the run and at its end."""
 
     def __init__(self, *folders: Path) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def test_only_its_user_can_read_a_run(
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_team_shares_a_root(tmp_path: Path) -> None:
-    """Its group may read and go on with all of it, under the strictest mask."""
+    """The group may read and resume all of it, under the strictest umask."""
     root = tmp_path / "runs"
     root.mkdir()
     root.chmod(0o2770)

@@ -1,4 +1,4 @@
-"""Processes that wait for their parts: what they are started with."""
+"""Processes that wait for their specs: what they are started with."""
 
 from __future__ import annotations
 

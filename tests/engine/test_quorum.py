@@ -1,4 +1,4 @@
-"""Rounds that close without the late, in small schedules and in random ones.
+"""Rounds that close without late workers, in small schedules and in random ones.
 
 When they do, by a clock, is in `test_overdue.py`.
 """
@@ -27,7 +27,7 @@ from tests.simulation.protocol import Fleet, draw
 
 
 class Table:
-    """Seated workers with data, moved by hand."""
+    """Workers that have joined and hold data, moved by the test."""
 
     def __init__(self, **fields: Any) -> None:
         self.sequencer: Any = Sequencer(Rules(**{**ROUNDS, **fields}))
@@ -42,7 +42,7 @@ class Table:
         self.sequencer.ready(member.rank, member.incarnation)
 
     def asked(self, rank: int) -> bool:
-        """Whether a worker was asked for its state, or is with its next answer."""
+        """Whether a worker was asked for its state, or will be with its next answer."""
         publishing = self.sequencer._publishing
         return publishing.publisher == rank or publishing.ask(rank)
 
@@ -73,7 +73,7 @@ class Table:
         return self.sequencer.ledger.held(rank)
 
     def drain(self, *ranks: int) -> list[Any]:
-        """These work until they have no data left."""
+        """These workers push until they have no data left."""
         found: list[Any] = []
         while any(self.held(rank) for rank in ranks):
             for rank in ranks:
@@ -209,7 +209,7 @@ class TestTheLate:
         assert (member.is_late, member.is_parked) == (True, False)
 
     def late(self, **fields: Any) -> tuple[Table, Piece]:
-        """Rank 3 is late with this piece."""
+        """Makes rank 3 late with this piece."""
         table = Table(**fields)
         piece = table.held(3)[0]
         table.pushes(0, 1, 2)
@@ -299,7 +299,7 @@ class TestTheLate:
 def test_with_any_straggler_timeout_every_sample_counts_once(
     seed: int, quorum: int, is_elastic: bool
 ) -> None:
-    """`Fleet` checks it all after every event; see `tests.simulation.protocol`."""
+    """`Fleet` checks all invariants; see `tests.simulation.protocol`."""
     scenario = draw(seed, "elastic rounds" if is_elastic else "rounds")
     rules = replace(scenario.rules, quorum=quorum)
     Fleet(replace(scenario, rules=rules, haste=1.0)).run()

@@ -1,4 +1,4 @@
-"""Sources that raise: asked again, then reported with the chunk."""
+"""Sources that raise: read again, then reported with the chunk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AT_ONCE = Retry(attempts=3, first_s=0.0)
 
 
 class Sick:
-    """Raises on a row so many times, for all threads together."""
+    """Raises on a row this number of times, for all threads together."""
 
     def __init__(self, times: int, error: Exception) -> None:
         self._rows, self._left, self._error = LinearRows(PROBLEM), times, error

@@ -34,7 +34,7 @@ from tests.support.inline import Cluster
 
 
 def joining(cluster: Cluster) -> dict[str, Any]:
-    """What a worker says first."""
+    """The first message of a worker."""
     sizes = cluster.sizes
     return {
         "kind": "join", "digest": sizes.digest, "metrics": sizes.metrics, "hint": 9,
@@ -43,7 +43,7 @@ def joining(cluster: Cluster) -> dict[str, Any]:
 
 
 def greeted(cluster: Cluster, buffer: int = 1 << 16) -> socket.socket:
-    """A connection that has proved the secret and says nothing else."""
+    """A connection that has proved the secret and sends nothing else."""
     connection = socket.socket()
     connection.settimeout(20)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -109,7 +109,7 @@ def test_a_caller_that_is_silent_after_its_proof_is_dropped(
 
 
 def test_a_worker_is_no_controller() -> None:
-    """With what workers are given nobody ends a run, or reads the center by order."""
+    """With the key of workers nobody can end a run, or read the center by a command."""
     with Cluster(setup()) as cluster:
         link = Link(cluster.address, worker_secret(cluster.secret))
         link.send({"kind": "control"})
@@ -144,7 +144,7 @@ def test_malformed_reports_never_reach_the_controller(
 
 
 def test_a_worker_without_a_rank_is_refused_and_not_counted() -> None:
-    """It has proven the secret, and comes back after another took its place."""
+    """It has proved the secret, and returns after another process took its rank."""
     with Cluster(setup()) as cluster:
         link = Link(cluster.address, worker_secret(cluster.secret))
         link.send(
@@ -192,7 +192,7 @@ def test_a_worker_that_does_not_read_its_answers_is_not_read_either(
 
 
 def test_without_descriptors_an_unverified_caller_is_dropped() -> None:
-    """The listening socket stays readable then: nothing may spin or end."""
+    """The listening socket stays readable: the server must not spin or end."""
     with Cluster(setup()) as cluster:
         while (
             cluster.server._report_channel.controller is None
@@ -222,7 +222,7 @@ def test_without_descriptors_an_unverified_caller_is_dropped() -> None:
 def knocked(
     clock: SettableClock,
 ) -> Iterator[tuple[selectors.BaseSelector, UnverifiedCallers]]:
-    """A house, and its porch with somebody who has said something."""
+    """The server's selector, and that of callers, one of which has sent something."""
     house = selectors.DefaultSelector()
     door = UnverifiedCallers(house, clock)
     mine, theirs = socket.socketpair()
@@ -234,7 +234,7 @@ def knocked(
 
 
 class TestPorch:
-    """The clock is moved, nobody waits."""
+    """The clock is moved by the test; no thread waits."""
 
     @pytest.fixture
     def clock(self) -> SettableClock:

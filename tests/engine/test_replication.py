@@ -1,4 +1,4 @@
-"""Who waits while a standby is slow, and who has only fallen silent."""
+"""Which workers wait for a slow standby, and which are silent themselves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_short_waits_are_no_stall_and_no_second_counts_twice() -> None:
 
 
 def join(connections: SimConnections, server: Primary, rank: int) -> Wire:
-    """A worker that has compiled, and was heard last a long time ago."""
+    """A worker that has compiled, and sent its last message a long time ago."""
     wire, sizes = Wire(), server.spec.sizes
     connections.accept(wire)
     who = {"hint": rank, "node": "here", "pid": 1, "token": f"{rank}"}

@@ -1,4 +1,4 @@
-"""What is decided about a process that is gone."""
+"""Decisions about a lost process."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ ROWS, EPOCHS = 400, 2
 
 
 def spellings(secret: bytes) -> list[bytes]:
-    """How it might be written down."""
+    """The ways in which it could be written down."""
     return [
         secret,
         secret.hex().encode(),
@@ -46,7 +46,7 @@ def spellings(secret: bytes) -> list[bytes]:
 
 
 class Spy:
-    """Keeps what a run is secured with."""
+    """Keeps the secrets that runs are given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.private: list[bytes] = []
@@ -67,7 +67,7 @@ class Spy:
 
 
 class Search(keras.callbacks.Callback):
-    """Looks at the processes of the run while they train."""
+    """Searches the processes of the run while they train."""
 
     def __init__(self, spy: Spy) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Search(keras.callbacks.Callback):
 
 
 def shown(process: psutil.Process) -> Iterator[tuple[str, bytes]]:
-    """What others on the machine, or in its logs, can see of a process."""
+    """What other users of the machine, or readers of its logs, can see of a process."""
     try:
         yield "command line", "\0".join(process.cmdline()).encode()
         yield "environment", repr(process.environ()).encode()
@@ -217,7 +217,7 @@ def test_only_a_standby_unpickles_and_only_its_leaders_state() -> None:
 
 @pytest.mark.parametrize("name", READERS)
 def test_no_module_that_reads_the_wire_can_unpickle(name: str) -> None:
-    """Not by an import, not by `numpy.load`, not by `eval`."""
+    """Not by an import, nor by `numpy.load`, nor by `eval`."""
     path = importlib.import_module(name).__file__
     assert path is not None
     for node in ast.walk(ast.parse(Path(path).read_text())):

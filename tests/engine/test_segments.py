@@ -1,4 +1,4 @@
-"""Arithmetic in two threads gives what it gives in one."""
+"""Arithmetic in two threads gives the result of one."""
 
 from __future__ import annotations
 

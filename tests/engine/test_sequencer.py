@@ -44,20 +44,20 @@ def rules(**fields: Any) -> Rules:
 
 
 class Table:
-    """A sequencer whose members are moved by hand."""
+    """A sequencer whose members are moved by the test."""
 
     def __init__(self, **fields: Any) -> None:
         self.sequencer: Any = Sequencer(rules(**fields))
         self.sequences: dict[int, int] = {}
 
     def restart(self, document: Any = None, **fields: Any) -> None:
-        """A new server goes on from a checkpoint, by default one of now."""
+        """Continues with a new server from a checkpoint, by default one of now."""
         document = json.loads(json.dumps(document or self.sequencer.to_json()))
         rules = replace(self.sequencer.rules, **fields)
         self.sequencer = Sequencer.from_json(rules, document)
 
     def seat(self, *hints: int) -> list[Any]:
-        """Joins and readies; returns the instructions of the last one."""
+        """Joins and is ready; returns the instructions of the last event."""
         found: list[Any] = []
         for hint in hints:
             member = self.sequencer.join(hint)
@@ -69,7 +69,7 @@ class Table:
         return self.sequencer.members[rank].incarnation
 
     def asked(self, rank: int) -> bool:
-        """Whether a worker was asked for its state, or is with its next answer."""
+        """Whether a worker was asked for its state, or will be with its next answer."""
         publishing = self.sequencer._publishing
         return publishing.publisher == rank or publishing.ask(rank)
 
@@ -318,7 +318,7 @@ class TestGradientExchange:
             assert sum(piece.rows for piece in step) == step[0].step_rows == 4
 
     def round(self, table: Table) -> list[Any]:
-        """Pushes what every worker holds first; who holds nothing waits."""
+        """Pushes what every worker holds; workers without data wait."""
         found: list[Any] = []
         for rank in sorted(table.sequencer.members):
             held = table.held(rank)

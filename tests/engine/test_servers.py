@@ -1,4 +1,4 @@
-"""How the controller looks after a server and its standby."""
+"""How the controller supervises a server and its standby."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG_S = 1000.0
 
 
 class FakeStage:
-    """Processes that are threads; a standby starts when the test says so."""
+    """Processes that are threads; a standby starts when the test starts it."""
 
     def __init__(self) -> None:
         self.server, self.standby, self.is_kept = "server", "", False
@@ -57,14 +57,14 @@ class FakeStage:
 
     @property
     def follows(self) -> StandbySpec:
-        """The part of the standby that was started last."""
+        """Spec of the standby that was started last."""
         spec = self.parts[-1].spec
         assert isinstance(spec, StandbySpec)
         return spec
 
 
 class Notes:
-    """An observer that keeps what it is told."""
+    """An observer that keeps the events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -88,7 +88,7 @@ def notes() -> Notes:
 
 @pytest.fixture
 def servers(stage: FakeStage, notes: Notes) -> Iterator[Servers]:
-    """With a server that greets, whose controller has started a standby."""
+    """A server that completes the handshake; its controller has started a standby."""
     given: Setup = setup("aeasgd")
     spec: ServerSpec = server_spec(given)
     server = Primary(spec, open_connections(spec, stage.listener.dup()))
@@ -106,7 +106,7 @@ def servers(stage: FakeStage, notes: Notes) -> Iterator[Servers]:
 
 
 def hear(servers: Servers, wanted: str, notes: Notes) -> None:
-    """Hears the server until something was told to the user."""
+    """Receives from the server until the user is told something."""
     while wanted not in dict(notes.events):
         assert servers.receive(LIMIT_S) is None
 
@@ -151,7 +151,7 @@ def test_a_standby_that_calls_has_started(
 def test_a_standby_dropped_before_its_server_knew_it_is_not_accepted(
     servers: Servers, stage: FakeStage, notes: Notes
 ) -> None:
-    """It called and died at once: its server must not wait for it for ever."""
+    """It called and ended at once: its server must not wait for it for ever."""
     servers.look({}, 0.0)  # the controller gives up the first, and says so
     while not stage.standby:
         servers.look({}, LONG_S)

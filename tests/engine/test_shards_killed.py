@@ -29,10 +29,10 @@ def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class KillEach(keras.callbacks.Callback):
-    """Kills the oldest server whenever each has a standby, until all had their turn.
+    """Kills the oldest server whenever each has a standby, until each was killed once.
 
     Args:
-        servers: How many lead.
+        servers: Number of servers that lead.
     """
 
     def __init__(self, servers: int) -> None:
@@ -71,7 +71,7 @@ def test_each_server_is_killed_and_followed(
 
 
 class KillPart(KillServer):
-    """Kills one that orders nothing."""
+    """Kills a server that orders nothing."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seen += 1

@@ -1,4 +1,4 @@
-"""Slots: memory two processes share, with a name for as short as possible."""
+"""Slots: memory that two processes share, with a name for as short as possible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on systems that have no files without a name."""
+    """Acts like a system without files that have no name."""
     monkeypatch.delattr(shared_memory.os, "memfd_create", raising=False)
 
 
@@ -205,7 +205,7 @@ def test_a_tag_does_not_reveal_the_secret() -> None:
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "parent", "relative"])
 def test_a_path_from_the_other_side_opens_slots_only(kind: str, tmp_path: Path):
-    """The mark fits: only what the file is called, and what it is, tells them apart."""
+    """The mark fits: only name and kind of the file tell them apart."""
     path = tmp_path / ("shoal-slot-x" if kind != "file" else "authorized_keys")
     if kind == "pipe":
         os.mkfifo(path)  # nobody writes into it: to open it plainly would block

@@ -1,4 +1,4 @@
-"""Groups that average in memory they share: the same curve, whatever befalls them."""
+"""Groups that average in shared memory: the same curve, after any loss."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def lanes(
 
 @contextmanager
 def pipe() -> Generator[tuple[int, int]]:
-    """In place of the connection to a server: where it is read, and written."""
+    """Replaces the connection to a server: the read end, and the write end."""
     ends = os.pipe()
     try:
         yield ends
@@ -110,7 +110,7 @@ def test_all_workers_have_the_same_mean(
 
 
 def test_the_servers_answer_may_come_before_the_calls(tmp_path: Path) -> None:
-    """Its word is as good as the call of a member, which comes later, or never."""
+    """Its answer is as good as the call of a member, which may come later, or never."""
     with lanes(tmp_path, 2) as (first, second), pipe() as (server, other):
         enter([first, second])
         os.write(other, b"reply")
@@ -175,7 +175,7 @@ def test_a_replaced_worker_is_found_in_the_next_group(tmp_path: Path) -> None:
 def test_a_group_that_cannot_be_formed(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once: a worker without an answer asks the server."""
+    """It returns at once: a worker without a call asks the server."""
     folder, size = tmp_path, 1 if fault == "nobody" else 2
     if fault == "memory":
         monkeypatch.setattr(Slot, "make", lambda *_: None)
@@ -224,7 +224,7 @@ def assert_same(one: Outcome, other: Outcome) -> None:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Generations of the means that workers made, one for each worker's."""
+    """Generations of the means that workers made, one list for each worker."""
     found: list[int] = []
     before = SharedMemoryAllReduce.add
 
@@ -276,7 +276,7 @@ def test_a_lost_worker_breaks_the_group_and_the_next_one_has_its_successor(
 def _fail_once(
     monkeypatch: pytest.MonkeyPatch, method: str, at: int, *, is_after: bool
 ) -> None:
-    """One worker ends when it does something for the so-many-th time."""
+    """Ends one worker when it does something for the n-th time."""
     before, lock = getattr(SharedMemoryAllReduce, method), threading.Lock()
     counts: dict[int, int] = {}
     has_failed = threading.Event()
@@ -319,7 +319,7 @@ def test_a_worker_that_ends_anywhere_in_its_step(
 
 
 def assert_exact(found: Outcome) -> None:
-    """All who stayed have the same weights: the curve is that of the problem."""
+    """All remaining workers have the same weights: the curve is that of the problem."""
     zero = np.zeros(PROBLEM.size, "f4")
     assert PROBLEM.loss(found.vector) < 0.1 * PROBLEM.loss(zero)
 
@@ -351,7 +351,7 @@ def test_a_standby_goes_on_with_groups(tmp_path: Path, counted: list[int]) -> No
 def test_the_gradient_is_written_into_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody copies it."""
+    """It is not copied."""
     found: list[bool] = []
     before: Callable[..., None] = SharedMemoryAllReduce.put
 
@@ -367,7 +367,7 @@ def test_the_gradient_is_written_into_shared_memory(
 
 
 def test_a_worker_takes_no_step_after_the_end_of_the_run(tmp_path: Path) -> None:
-    """The others may not have laid anything down, and never will."""
+    """The others may not have written any gradient, and never will."""
     with lanes(tmp_path, 2, PROBLEM.size) as members:
         group = Group(1, (0, 1))
         client: Any = SimpleNamespace(

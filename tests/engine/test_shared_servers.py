@@ -51,7 +51,7 @@ def learns(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("name", [*ROUNDS, *ASYNCHRONOUS])
 def test_three_servers_give_the_bits_of_one(name: str) -> None:
-    """Where two workers race, one shows that nothing else changes."""
+    """With two asynchronous workers, one result shows that nothing else changes."""
     workers = 2 if name in ROUNDS else 1
     found = train(setup(name, workers=workers))
     is_exact(found)
@@ -93,10 +93,10 @@ def test_workers_join_and_leave_with_several_servers(name: str) -> None:
 
 
 def train_killing(given: Setup, who: int, at: int, where: str) -> Outcome:
-    """Trains, and loses one of the servers at one of its events.
+    """Trains, and kills one of the servers at one of its events.
 
     Args:
-        given: What is trained.
+        given: Set-up of the run.
         who: Number of the server.
         at: Number of the event.
         where: See `kill`.
@@ -121,7 +121,7 @@ def test_killing_any_server_costs_nothing(name: str, where: str) -> None:
 
 
 def test_a_gradient_exchange_snapshot_stays_as_requested_after_a_loss() -> None:
-    """A worker whose state was stored had written its next gradient over a part."""
+    """Before, a worker overwrote a part of its state that was stored."""
     problem = LeastSquares.seeded(rows=96, size=4000)
     given = Setup.linear(
         problem, get("all_reduce"), 1e-4, epochs=2, servers=2,

@@ -1,4 +1,4 @@
-"""A slow worker takes less of the data and nobody waits for it; a late one helps."""
+"""A slow worker takes less of the data and delays no other; a late one helps."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ CHUNK = BATCH * WINDOW
 
 
 class Race:
-    """An epoch, by a real sequencer and workers of unequal speed; time is a number.
+    """Simulates an epoch with a real sequencer and workers of unequal speed.
 
     Args:
-        seconds: Of a full window, for each worker.
+        seconds: Seconds of a full window, for each worker.
         chunks: Windows in the epoch.
         starts: When each worker is ready.
     """
@@ -108,7 +108,7 @@ class Race:
 def test_a_slow_worker_takes_less_and_delays_no_other(
     others: int, slowness: float, chunks: int
 ) -> None:
-    """The epoch lasts as long as all speeds together allow, and a little more.
+    """The epoch lasts little longer than all speeds together allow.
 
     What it may last longer: at the end the slow worker holds up to two windows that
     nobody else can have, one it computes and one it was to read ahead.
@@ -133,7 +133,7 @@ def test_a_worker_that_joins_later_gets_data_at_once(late: float, chunks: int) -
 
 
 class Slow:
-    """Makes one worker slow: a window takes it 0.2 s longer than the others."""
+    """Slows one worker down: its windows take 0.2 s longer than those of the others."""
 
     def __call__(self, moment: Moment) -> None:
         if moment.rank == 1:
@@ -167,7 +167,7 @@ def test_a_slow_process_takes_fewer_samples(
 @pytest.mark.process
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="written for JAX")
 def test_a_first_window_may_take_longer_than_any_timeout() -> None:
-    """Five steps of a second each: nobody has seen yet how long a window takes."""
+    """Five steps of a second each: no window was measured yet."""
     import jax
 
     class Late(keras.layers.Layer):

@@ -24,7 +24,7 @@ PROBLEM = LeastSquares.seeded(rows=4096)
 
 
 class Stand:
-    """A machine whose workers and controller are a test."""
+    """A replica; the test acts as its workers and controller."""
 
     def __init__(self, name: str = "aeasgd", workers: int = 3) -> None:
         setup = Setup.linear(PROBLEM, get(name), workers=workers)
@@ -74,7 +74,7 @@ class Stand:
         self.happens(kind, blob, question=self.questions[rank], **who, **fields)
 
     def asked(self) -> list[int]:
-        """Everybody works once; returns who is asked for its state then."""
+        """Every worker pushes once; returns those that are asked for their state."""
         found: list[int] = []
         for rank in list(self.replica.sessions):
             piece = self.replica.sequencer.ledger.held(rank)[0]
@@ -152,7 +152,7 @@ def test_a_checkpoint_without_snapshot_asks_no_worker() -> None:
 
 @pytest.fixture
 def resume_point() -> ResumePoint:
-    """What a controller keeps of a run without checkpoint."""
+    """The resume point of a run without checkpoint."""
     nothing: Any = None
     part = WorkerSpec(
         seat=nothing,

@@ -1,4 +1,4 @@
-"""A standby: the leader may die at any moment, and only the clock shows it."""
+"""A standby: the leader may be killed at any moment, and only the duration shows it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EPOCHS = 3
 
 
 def kill(server: BaseServer, at: int, where: str) -> None:
-    """Lets a server die at one of its events, as if its process was killed.
+    """Kills a server at one of its events.
 
     Args:
         server: Whose.
@@ -99,7 +99,7 @@ def train(given: Setup, *kills: tuple[int, str]) -> Outcome:
 
 
 def is_exact(outcome: Outcome) -> None:
-    """Every sample of every epoch was committed once, and told of once."""
+    """Every sample of every epoch was committed once, and reported once."""
     assert [end.rows for end in outcome.epochs] == [PROBLEM.rows] * EPOCHS
     assert [end.metrics[1] for end in outcome.epochs] == [PROBLEM.rows] * EPOCHS
     for epoch in range(EPOCHS):
@@ -128,7 +128,7 @@ def test_killing_the_server_costs_nothing(name: str, where: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("where", WHERE)
 def test_encoded_vectors_survive_a_failover(name: str, where: str) -> None:
-    """Places are sent as differences from what the other end has, after a loss too."""
+    """Weights are sent as differences from what the other end has, after a loss too."""
     given = setup(name, workers=1, wants_slot=False)
     with Cluster(given) as cluster:
         plainly = cluster.run()
@@ -142,7 +142,7 @@ def test_encoded_vectors_survive_a_failover(name: str, where: str) -> None:
 @pytest.mark.parametrize("name", ["local_sgd", "all_reduce"])
 @pytest.mark.parametrize("where", WHERE)
 def test_weights_after_a_failover_are_those_without_one(name: str, where: str) -> None:
-    """Rounds repeat bit for bit; so they show whether anything was lost or doubled."""
+    """Rounds repeat bit for bit: anything lost or applied twice shows."""
     with Cluster(setup(name, has_standby=False)) as cluster:
         calm = cluster.run()
     for at in (3, 11, 23):
@@ -177,7 +177,7 @@ def test_servers_are_killed_one_after_the_other(name: str) -> None:
 
 
 def describe(replica: Replica) -> dict[str, Any]:
-    """What machines that took the same events agree on."""
+    """State in which replicas of the same events agree."""
     found = unpack(pack(replica.freeze()))
     for session in found["posts"]:
         # Of a clock; and what a worker may be writing at this moment.
@@ -186,7 +186,7 @@ def describe(replica: Replica) -> dict[str, Any]:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal to the last bit, whatever lies in what."""
+    """Equal to the last bit, in nested values too."""
     assert type(one) is type(other)
     if isinstance(one, dict):
         assert list(one) == list(other)
@@ -205,7 +205,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, "easgd", "diloco", "dynsgd", "eamsgd"])
 def test_the_same_events_make_the_same_replica(name: str) -> None:
-    """The law a standby lives on; events travel as text, as they do on the wire."""
+    """A standby relies on this law; events travel as text, as on a connection."""
     taken: list[tuple[str, bytes, bytes, dict[str, Any]]] = []
     with Cluster(setup(name, has_standby=False, late=[40])) as cluster:
         replica = cluster.server.replica
@@ -233,7 +233,7 @@ def test_the_same_events_make_the_same_replica(name: str) -> None:
 
 
 def test_a_standby_serves_others_while_its_leader_sends_much() -> None:
-    """A controller that is not greeted in time takes the standby for lost."""
+    """A controller whose handshake is not answered takes the standby for lost."""
     count = 1000
     words = pack_head({"kind": "heard", "number": 0}, 0) * count
 

@@ -21,7 +21,7 @@ def quorate(closed: int = 0, dealt: int = 1, pushes: int = 3) -> RoundProgress:
 
 
 def after(times: Times) -> StragglerTimeout:
-    """A grace that has seen rounds: seconds to the quorum, and from then to the end."""
+    """A timeout that has measured rounds: seconds to the quorum, and to the end."""
     straggler_timeout, now = StragglerTimeout(), 0.0
     for closed, (took, waited) in enumerate(times):
         straggler_timeout.look(begun(closed), now)

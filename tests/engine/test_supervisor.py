@@ -1,4 +1,4 @@
-"""Who counts as lost when processes end."""
+"""Which workers count as lost when processes end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.environments import SettableClock, SettableTime
 
 
 def test_workers_that_end_with_their_server_do_not_count_as_lost() -> None:
-    """All are found gone in one look, with no replacement to spend on workers."""
+    """All have ended at one look, with no replacement left for workers."""
     ended = [Exit(name=name, code=1, reason="exited") for name in ("w0", "w1", "s")]
     stage: Any = SimpleNamespace(
         server="s",
@@ -51,7 +51,7 @@ def joined(token: str, rank: int) -> Joined:
 
 
 class Stand:
-    """A stage without processes, and a clock that only moves when it is told to."""
+    """A pool without processes, and a clock that the test moves."""
 
     server = "s"
     longest_join_s = 0.0
@@ -125,7 +125,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Stand:
 def test_a_worker_that_never_starts_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As soon as others have shown how long a start takes; before, nobody knows."""
+    """Once others have shown how long a start takes; before, no limit is known."""
     stand = Stand()
     stand.watch(100.0)
     assert stand.reasons() == []
@@ -141,7 +141,7 @@ def test_a_worker_that_never_starts_is_replaced(
 def test_a_worker_that_waits_for_room_is_not_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """How long it may wait for that is its launcher's affair."""
+    """Its launcher decides how long it may wait."""
     stand = Stand()
     stand.waiting.add("w2")
     stand.watch(2.0)
@@ -165,7 +165,7 @@ def test_a_worker_that_joined_and_never_works_is_replaced(
 def test_a_warm_process_has_a_shorter_start_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has imported all it needs: to start takes no longer than it took others."""
+    """It has imported all it needs: its start takes no longer than that of others."""
     stand = Stand(workers=1)
     stand.watch(11.0)
     stand.works("w1", 0)
@@ -182,7 +182,7 @@ def test_a_warm_process_has_a_shorter_start_limit(
 def test_a_session_knows_how_long_a_process_takes_to_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its workers were there already, and began at once; the next one does not."""
+    """Workers of this run were started before; the next one was not."""
     stand = Stand(workers=1)
     stand.longest_join_s = 4.0  # in the run before
     stand.watch(0.3)
@@ -197,7 +197,7 @@ def test_a_session_knows_how_long_a_process_takes_to_start(
 def test_workers_of_a_session_may_take_as_long_as_the_model_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are there already, but nobody knows how long this one takes to compile."""
+    """Their processes run already, but the time to compile this model is not known."""
     stand = Stand()
     stand.longest_join_s, stand.warm = 0.2, {"w1", "w2"}
     stand.watch(100.0)
@@ -220,7 +220,7 @@ def test_a_start_reported_after_a_pause_counts_without_the_pause(
 def test_a_pause_of_the_controller_drops_no_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A callback took an hour; the worker may have said so meanwhile."""
+    """A callback took an hour; the worker may have reported meanwhile."""
     stand = begun(monkeypatch)
     stand.clock.now += 3600.0
     stand.watch(1.0)

@@ -1,4 +1,4 @@
-"""What a worker and a controller see of a take-over, word by word."""
+"""A fail-over as worker and controller see it, message by message."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ LONG_S = 1000.0  # a round took, as the standby saw it
 
 
 class Voice:
-    """A worker, spoken by a test.
+    """A worker whose messages the test sends.
 
     Args:
-        cluster: That it joins.
-        rank: That it wishes for, and gets.
+        cluster: Cluster that it joins.
+        rank: Rank that it asks for, and gets.
     """
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
@@ -66,7 +66,7 @@ class Voice:
         return self._link.receive(timeout_s=10)[0]
 
     def ask(self, kind: str, **fields: Any) -> None:
-        """Says something new."""
+        """Sends a new request."""
         self._question += 1
         self._said = {"kind": kind, "question": self._question, **fields}
         self.ask_again()
@@ -83,14 +83,14 @@ class Voice:
         )  # fmt: skip
 
     def go_back(self) -> None:
-        """Rejoins at the process that leads now, and sends nothing more yet."""
+        """Rejoins at the server that leads now, and sends no request yet."""
         self._link.close()
         self._link = self._call()
         assert self._rejoin()["kind"] == "again"
         self._link.send({"kind": "slot", "is_shared": False})
 
     def go_to(self, address: tuple[str, int]) -> Head:
-        """Asks somebody else for its place."""
+        """Sends a rejoin for the rank of another worker."""
         self._link.close()
         self._link = Link(address, worker_secret(self._cluster.secret))
         return self._rejoin()
@@ -107,10 +107,10 @@ class Voice:
 def taken_over(
     quorum: int = 0, dead: Sequence[int] = ()
 ) -> Iterator[tuple[Cluster, Voice, Voice, list[Any]]]:
-    """The first of two workers has pushed; then their server was lost.
+    """The first of two workers has pushed; then their server is lost.
 
     Args:
-        quorum: Of a round.
+        quorum: Quorum of a round.
         dead: Ranks of workers whose processes went with the server.
     """
     given = Setup.linear(
@@ -138,7 +138,7 @@ def taken_over(
 
 
 def test_a_worker_that_rejoins_is_answered_once() -> None:
-    """Also when its answer is found between its return and its question."""
+    """Also when its answer is found between its rejoining and its request."""
     with taken_over() as (_, first, second, pieces):
         first.go_back()
         second.go_back()
@@ -164,7 +164,7 @@ def test_a_worker_that_waits_after_a_failover_is_not_hung() -> None:
 
 
 def test_the_new_leader_gives_an_open_round_its_time() -> None:
-    """What is known of rounds outlives the server that measured them."""
+    """The durations of rounds survive the server that measured them."""
     with taken_over(quorum=1) as (cluster, first, second, pieces):
         second.go_back()
         straggler_timeout = cluster.server._straggler_timeout
@@ -179,7 +179,7 @@ def test_the_new_leader_gives_an_open_round_its_time() -> None:
 
 
 def test_a_strategys_failure_is_reported_by_either_server() -> None:
-    """Nobody has heard it when the server is lost; the worker waits until one has."""
+    """It was not reported when the server was lost; the worker waits until it is."""
     with taken_over() as (cluster, first, second, pieces):
         second.go_back()
         second.push(pieces)
@@ -203,7 +203,7 @@ def test_a_strategys_failure_is_reported_by_either_server() -> None:
 def test_a_server_goes_on_alone_before_it_notices_the_standbys_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its last words are read before its end is, and others are heard in between."""
+    """Its last messages are read before its end, other peers in between."""
     monkeypatch.setattr(inline, "PATIENCE_S", 5.0)
     given = Setup.linear(PROBLEM, get("downpour"), workers=2, has_standby=True)
     with Cluster(given) as cluster:
@@ -218,7 +218,7 @@ def test_a_server_goes_on_alone_before_it_notices_the_standbys_end(
 
 
 def quiet_mirror(clock: Callable[[], float] = SYSTEM.clock) -> Replication:
-    """Of a server that can send whatever it likes."""
+    """The server can send any message at once."""
     connections: Any = type("Connections", (), {"send": lambda *_: None})()
     return Replication(connections, clock)
 
@@ -230,7 +230,7 @@ def standby_of(generation: int) -> Any:
 
 
 def test_permission_to_go_on_alone_holds_for_one_standby() -> None:
-    """A word about an earlier one may come late; the controller may have named this."""
+    """A message about an earlier one may come late, and must not name this one."""
     replication = quiet_mirror()
     replication.begin(standby_of(5), b"all")
     replication.lost()
@@ -243,7 +243,7 @@ def test_permission_to_go_on_alone_holds_for_one_standby() -> None:
 
 
 def test_a_standby_lost_before_it_was_accepted_is_reported() -> None:
-    """It may hang, and would not be missed."""
+    """It may hang, and its server would wait for it."""
     said: list[Any] = []
     replication, peer = quiet_mirror(), standby_of(0)
     standby_peer = StandbyPeer(replication._connections, replication, said.append)
@@ -256,7 +256,7 @@ def test_a_standby_lost_before_it_was_accepted_is_reported() -> None:
 
 
 def test_an_earlier_standby_does_not_take_the_place_of_a_later_one() -> None:
-    """It was given up, and what it had said comes late."""
+    """It was given up, and its message comes late."""
     said: list[Any] = []
     replication, later, earlier = quiet_mirror(), standby_of(0), standby_of(0)
     standby_peer = StandbyPeer(replication._connections, replication, said.append)
@@ -361,7 +361,7 @@ def test_a_large_state_may_take_long_to_reach_a_standby() -> None:
 
 
 def follow(cluster: Cluster, server: BaseServer) -> None:
-    """The controller hears that a server is lost, and has its standby lead."""
+    """The controller notices the loss of the server, and promotes the standby."""
     while cluster.server is server:
         cluster._hear(is_over=False)
 
@@ -370,7 +370,7 @@ def follow(cluster: Cluster, server: BaseServer) -> None:
 def test_an_answer_not_taken_yet_survives_its_server(
     wants_slot: bool,
 ) -> None:
-    """A worker that says something else goes back with it: it was lost there."""
+    """A worker with another request rejoins as well: it lost the same server."""
 
     def answered(*, is_lost: bool) -> Vector:
         given = Setup.linear(

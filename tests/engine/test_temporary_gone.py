@@ -1,4 +1,4 @@
-"""The temporary folder goes away in the middle of a run, and then processes die."""
+"""The temporary folder is removed in a run, and then processes are killed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Cleaner(keras.callbacks.Callback):
     Training ends with the first epoch after its replacement.
 
     Args:
-        folder: What is removed.
-        root: Of the run.
+        folder: Folder that is removed.
+        root: Root of the run.
         who: "server", "worker" or "" for nobody.
     """
 
@@ -88,7 +88,7 @@ def fit(folder: Path, root: str, who: str, x: Any = None, **fields: Any) -> Any:
 def test_a_run_goes_on_and_is_saved(
     folder: Path, tmp_path: Path, strategy: str, who: str, more: dict[str, Any]
 ) -> None:
-    """Who dies then is replaced, and the model is saved, for which Keras needs it."""
+    """A process killed then is replaced; Keras saves the model in the folder."""
     root = tmp_path / "runs"
     history = fit(folder, str(root), who, strategy=strategy, **more)
     found = history.run.summary()
@@ -105,7 +105,7 @@ def test_a_run_goes_on_and_is_saved(
 @pytest.mark.process
 @pytest.mark.slow
 def test_logs_of_a_run_on_other_storage(folder: Path) -> None:
-    """They wait in the temporary folder; a worker that comes later has one, too."""
+    """Logs wait in the temporary folder; a worker that comes later has one, too."""
     root = "memory://temporary-gone"
     history = fit(folder, root, "worker", strategy="aeasgd")
     assert history.run.summary().status == "finished"
@@ -115,7 +115,7 @@ def test_logs_of_a_run_on_other_storage(folder: Path) -> None:
 
 @pytest.mark.process
 def test_missing_batches_are_reported(folder: Path, tmp_path: Path) -> None:
-    """Nobody can give a generator's batches again."""
+    """The batches of a generator cannot be made again."""
 
     def batches() -> Any:
         while True:

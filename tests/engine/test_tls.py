@@ -1,4 +1,4 @@
-"""TLS with the certificate of one run: nobody else is taken, and nobody waits."""
+"""TLS with the certificate of one run: no other is accepted, and no peer is delayed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Echo(Listener):
 
 @contextmanager
 def echoing() -> Iterator[Link]:
-    """A caller of a server that echoes, over TLS."""
+    """A caller of an echo server, over TLS."""
     identity, echo = tls.make_identity(), Echo()
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
@@ -108,7 +108,7 @@ def test_frames_larger_than_a_record_a_buffer_and_a_turn_arrive_whole() -> None:
 
 
 def test_all_frames_in_one_record_are_handled() -> None:
-    """They lie in OpenSSL then, where no selector sees them."""
+    """They are in OpenSSL's buffer then, which no selector watches."""
     frames = b"".join(pack_head({"kind": f"{i:03}"}, 0) for i in range(300))
     assert len(frames) < 1 << 14
     with echoing() as link:
@@ -121,7 +121,7 @@ def test_all_frames_in_one_record_are_handled() -> None:
 def test_a_server_starts_where_nothing_can_be_made_in_the_temporary_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A full one, say, when a server is replaced; here one that takes no file."""
+    """Such as a full one, when a server is replaced; here one that takes no file."""
     monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
     context = tls.server_context(tls.make_identity())
     assert context.cert_store_stats()["x509"] == 0  # it trusts nobody, and has a key
@@ -138,7 +138,7 @@ def test_a_different_certificate_is_refused() -> None:
 def test_a_certificate_that_verifies_but_is_not_the_same_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Should OpenSSL ever take one that the pinned key has signed, say."""
+    """Should OpenSSL ever accept one that the pinned key has signed, for example."""
     with Cluster(setup()) as cluster:
         shown = cluster.certificate
         assert shown is not None
@@ -228,7 +228,7 @@ def reset() -> Iterator[socket.socket]:
 
 
 def test_a_reset_before_tls_leaves_no_socket_open() -> None:
-    """Python would leave it to the collector, which warns: see pytest's settings."""
+    """Python would leave it to the garbage collector, which warns."""
     certificate = tls.make_identity().certificate
     wraps = (
         partial(tls.wrap_caller, certificate=certificate),
@@ -243,7 +243,7 @@ def test_a_reset_before_tls_leaves_no_socket_open() -> None:
 def test_a_reset_before_tls_is_a_lost_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That it is not connected is no `ConnectionError` to Python."""
+    """Python reports that it is not connected, which is no `ConnectionError`."""
     certificate = tls.make_identity().certificate
     for takes_word in (False, True):
         with reset() as connection:
@@ -285,7 +285,7 @@ def read_to_the_end(channel: ServerConnection) -> None:
 @settings(max_examples=50)
 @given(st.binary(max_size=600))
 def test_any_first_bytes_get_no_frame(data: bytes) -> None:
-    """OpenSSL may say why it hangs up: a record of type alert, and nothing else."""
+    """OpenSSL may send the reason: a record of type alert, and nothing else."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         caller = socket.create_connection(listener.getsockname(), timeout=20)
         accepted, _ = listener.accept()

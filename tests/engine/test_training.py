@@ -1,4 +1,4 @@
-"""Whole trainings over real sockets, workers in threads, without a framework."""
+"""Whole runs over real sockets, workers in threads, without a framework."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def setup(name: str, **changes: Any) -> Setup:
 
 
 def plain(epochs: int, batch_size: int) -> Any:
-    """Gradient descent in a loop that cannot be wrong."""
+    """Gradient descent in a simple loop."""
     weights: Any = np.zeros(PROBLEM.size, np.float32)
     for _ in range(epochs):
         for start in range(0, PROBLEM.rows, batch_size):
@@ -47,7 +47,7 @@ def plain(epochs: int, batch_size: int) -> Any:
 
 
 def check_counts(outcome: Outcome, epochs: int = 3) -> None:
-    """Each sample of each epoch once: by the ledger, by records, by metrics."""
+    """Each sample of each epoch counts once: by the ledger, by records, by metrics."""
     rows = PROBLEM.rows
     assert [end.rows for end in outcome.epochs] == [rows] * epochs
     assert [end.metrics[1] for end in outcome.epochs] == [rows] * epochs
@@ -85,7 +85,7 @@ def test_windows_may_be_computed_while_others_are_exchanged(
 
 @final
 class Later(Future[Any]):
-    """An answer that nobody fetches until it is looked for."""
+    """An answer that is fetched only when it is looked for."""
 
     def __init__(self, work: Any) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_encoded_vectors_train_as_well(name: str, codec: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_all_reduce_keeps_common_weights_with_encoded_vectors(codec: str) -> None:
-    """Each applies the same mean: the model of one is that of all."""
+    """Each worker applies the same mean: the model of one is that of all."""
     states: dict[int, set[bytes]] = {}
 
     class Backend(LinearBackend):

@@ -1,4 +1,4 @@
-"""What the simulated controllers have in common: epochs in order, workers replaced.
+"""What both simulated controllers share: epochs in order, workers replaced.
 
 How a controller speaks with its server, and what follows where that is lost, each
 simulation decides for itself.
@@ -37,7 +37,7 @@ class Controller(ABC, Generic[K]):
     # ------------------------------------------------------------------ epochs
 
     def _epoch_ended(self, epoch: int) -> None:
-        """The server tells of the end of an epoch; one may end before an earlier."""
+        """Handles the end of an epoch; a later epoch may end first."""
         is_news = epoch >= self.upcoming and epoch not in self._ended
         require(is_news, "an epoch's end is told once", epoch)
         self._ended.add(epoch)
@@ -54,7 +54,7 @@ class Controller(ABC, Generic[K]):
 
     @abstractmethod
     def _end_run(self) -> None:
-        """All epochs have ended: one worker's state is still wanted."""
+        """All epochs have ended: one worker's state is still requested."""
 
     # ----------------------------------------------------------------- workers
 
@@ -63,11 +63,11 @@ class Controller(ABC, Generic[K]):
         self.hands[worker] = hint
 
     def _lost(self, worker: K, hint: int) -> None:
-        """A worker's process has ended, or is about to."""
+        """A worker's process has ended, or will end soon."""
         self.hands.pop(worker, None)
         if not self.is_over:
             self._replace(hint)
 
     @abstractmethod
     def _replace(self, hint: int) -> None:
-        """Sees to it that somebody takes a lost worker's place, or nobody does."""
+        """Replaces a lost worker, or gives it up."""

@@ -1,4 +1,4 @@
-"""What every simulated run is about: a number, a kind, and what breaks how often."""
+"""What all simulated runs share: a seed, a kind, and how often each fault comes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Scenario:
     """One simulated run.
 
     Args:
-        seed: Of the schedule.
-        kind: Of the run, such as the name of its strategy.
+        seed: Seed of the schedule.
+        kind: Kind of the run, such as the name of its strategy.
         trouble: How often each kind of trouble may come; see `Schedule`.
     """
 
@@ -23,5 +23,5 @@ class Scenario:
 
 
 def kind_of(seed: int, kind: str | None, kinds: Sequence[str]) -> str:
-    """The kind that was asked for, else that of the seed: all come in turns."""
+    """The requested kind, else that of the seed: all kinds come in turn."""
     return kind or kinds[seed % len(kinds)]

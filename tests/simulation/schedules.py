@@ -1,4 +1,4 @@
-"""What the schedules of simulated runs have in common: the loop, trouble, the story.
+"""What the schedules of simulated runs share: the loop, faults, the log.
 
 What can happen next, and what breaks, each simulation decides for itself, from a seed;
 see `tests.simulation.protocol` and `tests.simulation.failover`.
@@ -31,11 +31,11 @@ class Schedule(ABC, Generic[S]):
     there was something to break.
 
     Args:
-        scenario: What it is about, and how often each kind of trouble may come.
-        chance: Of trouble at an event, while there is some left.
+        scenario: Parameters of the run, and how often each kind of trouble may come.
+        chance: Chance of trouble at an event, while there is some left.
 
     Attributes:
-        tally: How often what happened.
+        tally: Number of events of each kind.
         log: Every event, in order.
     """
 
@@ -69,7 +69,7 @@ class Schedule(ABC, Generic[S]):
             raise violation from error
 
     def step(self) -> bool:
-        """Lets one thing happen; False when the run is over."""
+        """Lets one event happen; returns False when the run is over."""
         events = self._events(is_slow=True)
         if not events:
             events = self._if_only_slow(self._events(is_slow=False))
@@ -82,14 +82,14 @@ class Schedule(ABC, Generic[S]):
 
     @abstractmethod
     def _events(self, *, is_slow: bool) -> list[Event]:
-        """What can happen next.
+        """Events that can happen next.
 
         Args:
             is_slow: Slow workers are mostly passed over.
         """
 
     def _if_only_slow(self, events: list[Event]) -> list[Event]:
-        """What can happen next where nobody but the slow has anything to do."""
+        """Events that can happen when only slow workers have anything to do."""
         return events
 
     def _goes_on(self, events: list[Event]) -> bool:
@@ -97,23 +97,23 @@ class Schedule(ABC, Generic[S]):
         return bool(events)
 
     def _turn(self, events: list[Event]) -> None:
-        """Breaks something, or lets one event happen."""
+        """Causes a fault, or lets one event happen."""
         if not self._make_trouble():
             self.random.choice(events)()
 
     def _after_turn(self) -> None:
-        """Looks at what has happened."""
+        """Checks the state after an event."""
 
     @abstractmethod
     def _look_at_end(self) -> None:
-        """Checks what a run that is over leaves behind."""
+        """Checks the state after the run."""
 
     def _setting(self) -> AbstractContextManager[None]:
-        """In which the run takes place."""
+        """Context in which the run takes place."""
         return nullcontext()
 
     def _make_trouble(self) -> bool:
-        """Breaks something, if it is time to and there is something left to break."""
+        """Causes a fault, if one is due and possible."""
         if self.random.random() >= self._chance:
             return False
         kinds = [kind for kind, count in self.left.items() if count]
@@ -128,7 +128,7 @@ class Schedule(ABC, Generic[S]):
         return done
 
     def _part(self, whole: int) -> int:
-        """How much of what was on its way still arrives."""
+        """How many of the messages on their way still arrive."""
         return self.random.randint(0, whole)
 
     def _log(self, *what: object) -> None:

@@ -20,7 +20,7 @@ MOMENTS = st.integers(0, 250)
 
 
 def stopped(seed: int, moment: int) -> tuple[SimServer, Center]:
-    """A server in the middle of a run, and the center its checkpoint is beside."""
+    """A server in the middle of a run, and the center of its checkpoint."""
     scenario = draw(seed)
     trouble = Counter({**scenario.trouble, "crash": 0})
     fleet = Fleet(replace(scenario, trouble=trouble))

@@ -1,4 +1,4 @@
-"""Random schedules of a leading server and its standby: nobody notices a succession.
+"""Random schedules of a leading server and its standby: a fail-over changes no result.
 
 `make simulate` runs fifty times as many.
 """
@@ -56,7 +56,7 @@ def test_a_failing_seed_says_how_to_replay_it(
 
 @pytest.mark.parametrize("seed", [1419, 1479, 1915, 2895])
 def test_a_step_that_closes_before_a_worker_is_ready_is_taken(seed: int) -> None:
-    """A step of fewer rows than workers may be the answer to "ready"."""
+    """The answer to "ready" may be a step with fewer rows than workers."""
     Succession(draw(seed)).run()
 
 

@@ -225,7 +225,7 @@ def asks_something_new_when_it_comes_back(patch: Patch) -> None:
 
 
 def catch(known: int = 0, most: int = MOST_SEEDS) -> int:
-    """The known seed if it finds something, otherwise the first that does."""
+    """The known seed if it finds the bug, otherwise the first that does."""
     for seed in (known, *range(most)):
         try:
             Succession(draw(seed)).run()

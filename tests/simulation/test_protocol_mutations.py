@@ -252,7 +252,7 @@ def merges_the_message_of_a_dead_worker(patch: Patch) -> None:
 
 @mutant
 def commits_a_push_that_came_too_late(patch: Patch) -> None:
-    """Somebody gives the late their leases back, if nobody has them yet."""
+    """Returns the leases of late workers to them, if no other worker has them yet."""
     original, lost = Sequencer.push, dict[Any, Any]()
 
     def pass_over(self: Round, ready: Any, ledger: Ledger) -> list[int]:

@@ -1,4 +1,4 @@
-"""A simulated controller: what it is told, and what it does about who is lost.
+"""A simulated controller: its messages, and what it does about lost processes.
 
 The protocol of `controller` and `servers` of `shoal.engine.controller`, without their
 clocks. Where a run has neither leader nor standby left it ends: what follows from
@@ -27,7 +27,7 @@ from tests.simulation.violation import Violation, require
 
 
 class Stage(Protocol):
-    """What a controller does with processes."""
+    """Actions of a controller on processes."""
 
     @property
     def living(self) -> Sequence[str]:
@@ -47,7 +47,7 @@ class Stage(Protocol):
         ...
 
     def promote(self) -> None:
-        """The standby's process is the leader's from now on."""
+        """Makes the standby's process the leader's."""
         ...
 
     def hire(self, hint: int) -> None:
@@ -64,7 +64,7 @@ class SimController(Controller[str]):
     """The controller of one run.
 
     Args:
-        stage: Of its processes.
+        stage: Stage of its processes.
         epochs: Passes.
     """
 
@@ -89,12 +89,12 @@ class SimController(Controller[str]):
     # ---------------------------------------------------------------- speaking
 
     def command(self, kind: str, **values: Any) -> None:
-        """Tells the server something."""
+        """Sends the server a command."""
         if self.wire is not None:
             self.wire.say({"kind": kind, "heard": self.heard, **values})
 
     def _ask(self, kind: str, **values: Any) -> None:
-        """The same, and again to the server that takes over."""
+        """Sends a command, and again to the server that takes over."""
         self._asked[kind] = values
         self.command(kind, **values)
 
@@ -166,7 +166,7 @@ class SimController(Controller[str]):
             self._lost(token, head["rank"])
 
     def worker_ended(self, token: str) -> None:
-        """Its process is not there any more."""
+        """A server's process has ended."""
         self.command("gone", token=token)
         if token in self.hands:
             self._lost(token, self.hands[token])
@@ -177,7 +177,7 @@ class SimController(Controller[str]):
     # ----------------------------------------------------------------- servers
 
     def lost(self) -> None:
-        """The leader is gone, or hangs: the standby leads from now on."""
+        """The leader is lost, or hangs: promotes the standby."""
         self._stage.end_leader()
         self.wire, self.standby_peer = self.standby_peer, None
         if self.wire is None:
@@ -199,7 +199,7 @@ class SimController(Controller[str]):
         self.standby_peer = wire
 
     def lose_standby(self) -> None:
-        """The leader goes on alone, until another standby has started."""
+        """Lets the leader go on alone, until another standby has started."""
         if self.standby_peer is not None:
             self.standby_peer.hang_up()
             self.standby_peer = None

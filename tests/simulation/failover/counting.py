@@ -17,7 +17,7 @@ class CountingBackend(LinearBackend):
     """
 
     def run(self, data: Data, steps: int, clock: Clock) -> int | None:
-        """Counts."""
+        """Adds the samples of each step."""
         del steps, clock
         x, y = data
         self._sum_of_gradients(x, y, self._weights)  # for the metrics
@@ -33,15 +33,15 @@ class EmbeddingBackend(LinearBackend):
     weight is that number: a sample that counted twice, never, or for too much shows.
 
     Args:
-        size: Of the weights; samples are rows of the identity of that size.
-        spec: How it is run; the loss is summed.
+        size: Number of weights; samples are rows of the identity of that size.
+        spec: Spec of the backend; the loss is summed.
     """
 
     def __init__(self, size: int, spec: ComputeSpec) -> None:
         super().__init__(size, spec, rate=1.0)
 
     def gradient(self, data: Data, step_rows: int, out: Vector) -> float:
-        """Writes the sum of gradients, of a loss that is scaled to the whole step."""
+        """Writes the sum of gradients of a loss that is scaled to the whole step."""
         x, y = data
         self._sum_of_gradients(x, y, self._weights)  # for the metrics
         out[:] = x.sum(axis=0) * -np.float32(step_rows)

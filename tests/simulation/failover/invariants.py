@@ -1,4 +1,4 @@
-"""What a simulated run with a standby leaves behind."""
+"""Checks of what a simulated run with a standby leaves behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXACT = 1e-3  # means of whole numbers, in float32
 
 
 def look_at_end(controller: SimController, scenario: Scenario) -> None:
-    """Checks what the controller was told, all in all."""
+    """Checks all reports that the controller got."""
     for epoch in range(scenario.epochs):
         end = controller.ends[epoch]
         books = [end.rows, int(end.metrics[1])]
@@ -38,7 +38,7 @@ def look_at_end(controller: SimController, scenario: Scenario) -> None:
 
 
 def look_at_weights(disturbed: SimController, calm: SimController) -> None:
-    """Checks that rounds are what they would have been, had nothing happened."""
+    """Checks that rounds gave the weights of a run without faults."""
     for epoch, end in disturbed.ends.items():
         is_same = end.vector.tobytes() == calm.ends[epoch].vector.tobytes()
         require(is_same, "nobody can tell from the weights", epoch)

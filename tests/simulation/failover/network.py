@@ -1,4 +1,4 @@
-"""Connections of the simulation, as servers and those who call them see them.
+"""Connections of the simulation, as servers and their callers see them.
 
 A connection keeps the order of what it carries, and carries heads as text, as TCP
 does. What one end sends lies there until the other end is given it: memory that must
@@ -32,36 +32,36 @@ T = TypeVar("T")
 @final
 @dataclass(eq=False)
 class Frame:
-    """What one end sends; its end is a frame without a head.
+    """A frame from one end; the end of the connection is a frame without a head.
 
     Args:
         text: The head, as text; empty for the end of the connection.
-        parts: Of the body.
+        parts: Parts of the body.
     """
 
     text: str = ""
     parts: list[Part] = field(default_factory=list[Part])
 
     def keep(self) -> None:
-        """Copies what may change."""
+        """Copies the parts that may change."""
         self.parts = [bytes(part) for part in self.parts]
 
     def open(self) -> tuple[Head, bytes]:
-        """Head and body, as they are now."""
+        """Returns head and body, as they are now."""
         return json.loads(self.text), b"".join(bytes(part) for part in self.parts)
 
 
 @final
 @dataclass(eq=False)
 class Wire:
-    """One connection; it doubles as what a server has of it, a channel with a socket.
+    """One connection; to a server it is channel and socket.
 
     Args:
-        is_commander: Who called knows the run's secret.
+        is_commander: The caller knows the run's secret.
         up: On the way to the server.
         down: On the way to who called.
         is_closed: The server has closed it.
-        inbox: Where a server wants bodies.
+        inbox: Memory in which a server wants bodies.
     """
 
     is_commander: bool = False
@@ -72,29 +72,29 @@ class Wire:
 
     @property
     def socket(self) -> Wire:
-        """Itself."""
+        """Returns itself: there is no socket beside it."""
         return self
 
     def fileno(self) -> int:
-        """A number, below 0 once it is closed."""
+        """Returns its number, below 0 once it is closed."""
         return -1 if self.is_closed else id(self)
 
     def keep_output(self) -> None:
-        """Copies what waits to be sent."""
+        """Copies the frames that wait to be sent."""
         for frame in self.down:
             frame.keep()
 
     def say(self, head: Head, *body: Part) -> None:
-        """The caller sends."""
+        """Sends a frame of the caller."""
         if not self.is_closed:
             self.up.append(Frame(json.dumps(head), [bytes(part) for part in body]))
 
     def has_moved(self) -> bool:
-        """Frames arrive at once here, or not at all."""
+        """Returns False: frames arrive at once here, or not at all."""
         return False
 
     def hang_up(self, arrives: int | None = None) -> None:
-        """The caller is gone.
+        """Closes the caller's end.
 
         Args:
             arrives: Frames that still do; None for all.
@@ -104,7 +104,7 @@ class Wire:
         self.up.append(Frame())
 
     def lose(self, up: int, down: int) -> None:
-        """The network cuts it; so much of what was sent still arrives."""
+        """Breaks the connection; this number of sent frames still arrives."""
         self.hang_up(up)
         self.keep_output()
         while len(self.down) > down:
@@ -112,7 +112,7 @@ class Wire:
         self.down.append(Frame())
 
     def close(self, arrives: int | None = None) -> None:
-        """The server closes it, or is gone; see `hang_up`."""
+        """Closes the server's end; see `hang_up`."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -125,7 +125,7 @@ class Wire:
 
 @final
 class SimConnections:
-    """What `shoal.engine.transport.listener.Connections` is to a server."""
+    """Replaces `shoal.engine.transport.listener.Connections` for a server."""
 
     def __init__(self) -> None:
         self._listener: Listener
@@ -143,17 +143,17 @@ class SimConnections:
 
     @property
     def speaking(self) -> list[Wire]:
-        """Connections with something for this server."""
+        """Connections with a frame for this server."""
         watched = [wire for wire in self._watched if wire.down]
         return [wire for wire in self.peers if wire.up] + watched
 
     def accept(self, wire: Wire) -> None:
-        """Somebody has called."""
+        """Accepts a caller."""
         channel: Any = wire
         self.peers[wire] = Peer(channel=channel, name="simulated")
 
     def serve(self, timeout_s: float) -> None:
-        """Takes the frame that is due."""
+        """Handles the frame that is due."""
         del timeout_s
         wire, self.due = self.due, None
         if wire in self._watched:
@@ -190,24 +190,24 @@ class SimConnections:
             wire.down.append(Frame(json.dumps(message.pack()), [*body]))
 
     def drop(self, peer: Peer, reason: str) -> None:
-        """Closes one connection and says so."""
+        """Closes one connection and tells the listener."""
         wire: Any = peer.channel
         if self.peers.pop(wire, None) is not None:
             wire.close()
             self._listener.on_gone(peer, reason)
 
     def deliver_again(self, peer: Peer, head: Head) -> None:
-        """Another listener is told what a peer said."""
+        """Gives another listener a peer's first message."""
         try:
             self._listener.on_frame(peer, head, memoryview(b""))
         except BadFrame as error:
             self.drop(peer, f"bad frame: {error}")
 
     def drop_strangers(self) -> None:
-        """Everybody here says at once what it is."""
+        """Does nothing: every caller here introduces itself at once."""
 
     def watch(self, wire: Wire, hear: Callable[[], None]) -> None:
-        """Calls `hear` when it is due."""
+        """Calls `hear` when a frame is due."""
         self._watched[wire] = hear
 
     def unwatch(self, wire: Wire) -> None:
@@ -224,7 +224,7 @@ class SimConnections:
 
 @final
 class SimLink:
-    """What `shoal.wire.frames.Link` is to who called.
+    """Replaces `shoal.wire.frames.Link` for a caller.
 
     Args:
         wire: The connection.
@@ -244,7 +244,7 @@ class SimLink:
 
     @property
     def is_local(self) -> bool:
-        """Whether both ends have one address: there is but one machine."""
+        """Returns True: there is one machine only."""
         return True
 
     def send(self, head: Head, *body: Part) -> None:
@@ -281,7 +281,7 @@ class SimLink:
 
     @property
     def has_pending(self) -> bool:
-        """Whether something waits that nobody knows of."""
+        """Returns False: no bytes are buffered here."""
         return False
 
     def has_input(self, timeout_s: float) -> bool:
@@ -290,7 +290,7 @@ class SimLink:
         return bool(self.socket.down)
 
     def close(self, arrives: int | None = None) -> None:
-        """Hangs up; see `Wire.hang_up`."""
+        """Closes the connection; see `Wire.hang_up`."""
         if not self._is_over:
             self._is_over = True
             self.socket.hang_up(arrives)
@@ -298,7 +298,7 @@ class SimLink:
 
 @final
 class Network(Environment):
-    """Who listens where, and what time it is: the environment of a simulated run."""
+    """The environment of a simulated run: addresses, and the time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -309,10 +309,10 @@ class Network(Environment):
         """The last of each."""
         self.is_closed = False
         self.version = 0
-        """The highest that anybody was told."""
+        """The newest version that any head had."""
 
     def hears(self, head: Head) -> None:
-        """Somebody is told something."""
+        """Records the newest version in a head that was sent."""
         self.version = max(self.version, head.get("version", 0))
 
     def call(self, address: Address, *, is_commander: bool) -> Wire:
@@ -343,7 +343,7 @@ class Network(Environment):
         timeout_s: float = 60.0,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Link:
-        """A worker calls."""
+        """Connects a worker."""
         del secret, certificate, timeout_s, meanwhile
         strand = self._running
         strand.wait(lambda: True)
@@ -358,7 +358,7 @@ class Network(Environment):
         return self.strand
 
     def clock(self) -> float:
-        """The time; it moves only between events, and while somebody sleeps."""
+        """The time; it moves only between events, and while a thread sleeps."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -367,7 +367,7 @@ class Network(Environment):
         self._running.wait(lambda: True)
 
     def in_background(self, work: Callable[[], T]) -> Future[T]:
-        """Who does not wait has its answer nevertheless: it takes it later."""
+        """Runs the work at once; its result is taken later."""
         found: Future[T] = Future()
         found.set_result(work())
         return found
@@ -375,6 +375,6 @@ class Network(Environment):
     def every(
         self, seconds: float, action: Callable[[], object]
     ) -> AbstractContextManager[None]:
-        """No time passes while a worker computes."""
+        """Does nothing: no time passes while a worker computes."""
         del seconds, action
         return nullcontext()

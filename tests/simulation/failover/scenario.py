@@ -1,4 +1,4 @@
-"""What a simulated run with a standby is about, and what befalls it."""
+"""The parameters of a simulated run with a standby, and its faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Scenario(scenario.Scenario):
     clock jumps ("jump").
 
     Args:
-        workers: That train.
+        workers: Number of workers.
         rows: Samples of an epoch.
         epochs: Passes.
         batch_size: Samples of a step: of each worker, or of all together in all_reduce.
@@ -40,7 +40,7 @@ class Scenario(scenario.Scenario):
             "controller", the "standby" or nobody.
         quorum: Workers of a round that are enough when the others are late, 0 for all;
             one worker is late again and again then.
-        codec: Of vectors.
+        codec: Codec of vectors.
         has_overlap: Windows are computed while others are exchanged.
         is_summed: The loss is a sum over the batch, and every sample has a weight.
     """
@@ -60,24 +60,24 @@ class Scenario(scenario.Scenario):
 
     @property
     def is_counting(self) -> bool:
-        """Whether the center is to count the samples that came in."""
+        """Whether the center counts the samples that came in."""
         return self.kind == "downpour" and self.codec == "float32"
 
     @property
     def has_steady_workers(self) -> bool:
-        """Whether nothing befalls the workers themselves, not even that one is late."""
+        """Whether no fault hits the workers themselves, and none is late."""
         return not (self.quorum or any(self.trouble[name] for name in WORKERS))
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the weights do not depend on the schedule, as those of rounds."""
+        """Whether the weights do not depend on the schedule, as with rounds."""
         is_round = self.kind in ROUNDS and self.has_barrier
         is_exact = self.codec == "float32"
         return is_round and is_exact and self.has_steady_workers
 
 
 def draw(seed: int, kind: str | None = None) -> Scenario:
-    """Draws a run and what befalls it.
+    """Draws a run and its faults.
 
     Args:
         seed: Any integer; the same one gives the same run.

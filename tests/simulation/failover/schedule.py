@@ -1,4 +1,4 @@
-"""The schedule of a simulated run with a standby: who moves next, and what breaks.
+"""The schedule of a simulated run with a standby: the next event, and faults.
 
 This file decides it, from a seed, as `tests.simulation.protocol.schedule` does for runs
 without one.
@@ -39,7 +39,7 @@ class Succession(Schedule[Scenario]):
     """One simulated run.
 
     Args:
-        scenario: What it is about; see `draw`.
+        scenario: Parameters of the run; see `draw`.
 
     Example:
         >>> from tests.simulation.failover import draw
@@ -66,7 +66,7 @@ class Succession(Schedule[Scenario]):
                 strand.kill()
 
     def step(self) -> bool:
-        """Lets one thing happen; False when the run is over."""
+        """Lets one event happen; returns False when the run is over."""
         controller = self.controller
         if (controller.is_over or controller.is_lost) and not self.network.is_closed:
             self._log("over", "lost" if controller.is_lost else "")
@@ -131,7 +131,7 @@ class Succession(Schedule[Scenario]):
         return found
 
     def _is_waited_for(self) -> bool:
-        """Whether time passes while one is late, as its round may close without it."""
+        """Whether time passes while a worker is late: its round may close then."""
         return self.scenario.quorum > 0 and self.random.random() < LATENESS
 
     def _is_passed_over(self, process: Process, wire: Wire) -> bool:
@@ -192,7 +192,7 @@ class Succession(Schedule[Scenario]):
         self._log("controller hears", head)
 
     def _miss(self) -> None:
-        """The controller finds that a process has ended."""
+        """The controller notices that a process has ended."""
         stage = self.stage
         what, which = stage.exits.pop(self.random.randrange(len(stage.exits)))
         self._log("controller misses", what)
@@ -221,7 +221,7 @@ class Succession(Schedule[Scenario]):
         return not self.network.is_closed and super()._make_trouble()
 
     def _can_lead(self) -> bool:
-        """Whether the run can do without its leader; now and then it need not."""
+        """Whether the run can lose its leader; sometimes it may lose both servers."""
         has_relief = self.controller.standby_peer is not None
         is_there = has_relief and self.stage.follower is not None
         return is_there or self.random.random() < UNRELIEVED
@@ -302,7 +302,7 @@ def _run(scenario: Scenario) -> SimController:
 
 
 def _glance(wire: Wire) -> tuple[str, ...]:
-    """What comes next on a connection."""
+    """The frame that comes next on a connection."""
     for way in (wire.up, wire.down):
         if way:
             return (way[0].text[:200] or "the end",)

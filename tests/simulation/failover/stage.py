@@ -49,13 +49,13 @@ SECRET = bytes(32)
 @final
 @dataclass(eq=False)
 class Process:
-    """A server's.
+    """A server's process.
 
     Args:
-        address: Where it listens.
-        connections: Its own.
-        body: What it does.
-        link: To the leader, of a standby.
+        address: Address on which it listens.
+        connections: Its connections.
+        body: Function that it runs.
+        link: Connection of a standby to its leader.
     """
 
     address: Address
@@ -69,7 +69,7 @@ class SimStage:
     """All processes of one run.
 
     Args:
-        scenario: Of the run.
+        scenario: Parameters of the run.
         network: Between them.
         chance: Decides how much of what was sent still arrives.
 
@@ -96,7 +96,7 @@ class SimStage:
 
     @property
     def servers(self) -> list[Process]:
-        """Those that are there."""
+        """The servers that live."""
         return [p for p in (self.leader, self.follower) if p is not None]
 
     # --------------------------------------------------------------- servers
@@ -135,12 +135,12 @@ class SimStage:
         self.follower = self._listen(process)
 
     def call(self, *, is_leader: bool) -> Wire:
-        """The controller calls."""
+        """Connects the controller."""
         address = self._addresses[0 if is_leader else 1]
         return self.network.call(address, is_commander=True)
 
     def promote(self) -> None:
-        """The standby's process is the leader's from now on."""
+        """Makes the standby's process the leader's."""
         self._addresses.reverse()
         self.leader, self.follower = self.follower, None
 
@@ -157,7 +157,7 @@ class SimStage:
             self.follower = None
 
     def kill_server(self, process: Process) -> None:
-        """A server's process ends, whatever it was doing."""
+        """Ends a server's process at any point of its work."""
         if self.network.servers.get(process.address) is not process.connections:
             return
         for wire in list(process.connections.peers):
@@ -168,7 +168,7 @@ class SimStage:
         del self.network.servers[process.address]
 
     def ended(self, process: Process) -> None:
-        """A server's process is not there any more; the controller will miss it."""
+        """Removes a server's process; the controller will notice."""
         self.kill_server(process)
         what = "leader" if process is self.leader else "standby"
         self.exits.append((what, process))
@@ -190,7 +190,7 @@ class SimStage:
         self.controller.hired(token, hint)
 
     def link_of(self, token: str) -> SimLink | None:
-        """Of a worker, if it has called already."""
+        """The connection of a worker, if it has called."""
         return self.network.links.get(self.strands[token])
 
     def end_worker(self, token: str) -> None:
@@ -202,10 +202,10 @@ class SimStage:
             self.strands[token].kill()
 
     def bury(self) -> None:
-        """Takes workers that have ended away; the controller will miss them.
+        """Removes workers that have ended; the controller will notice.
 
         Raises:
-            BaseException: What ended one that no `SystemExit` ended.
+            BaseException: The error that ended a worker, unless it is `SystemExit`.
         """
         for token, strand in list(self.strands.items()):
             if strand.is_over:
@@ -244,7 +244,7 @@ class SimStage:
     # --------------------------------------------------------------- endings
 
     def cut(self, link: SimLink) -> bool:
-        """The network loses a connection; each end finds it closed by the other."""
+        """Breaks a connection in the network; each end finds it closed by the other."""
         wire = link.socket
         if wire.is_closed:
             return False
@@ -252,7 +252,7 @@ class SimStage:
         return True
 
     def close(self) -> None:
-        """The controller ends all servers; workers find that nobody is there."""
+        """Ends all servers for the controller; workers find no server."""
         self.end_leader()
         self.end_standby()
         self.network.is_closed = True
@@ -267,7 +267,7 @@ def one_hot(rows: int) -> LeastSquares:
 
 
 def setup_of(scenario: Scenario) -> Setup:
-    """What a scenario trains."""
+    """The set-up of a scenario."""
     problem = LeastSquares.seeded(rows=scenario.rows, size=FEATURES)
     backend: type[LinearBackend] = LinearBackend
     if scenario.is_counting:
@@ -294,7 +294,7 @@ def setup_of(scenario: Scenario) -> Setup:
 
 
 def server_spec(setup: Setup) -> ServerSpec:
-    """What a server of this setup is given."""
+    """Returns the spec of a server of this set-up."""
     sizes = Sizes(
         vector=setup.vector.size,
         statistics=setup.statistics.size,

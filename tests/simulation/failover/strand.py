@@ -22,7 +22,7 @@ class Strand:
     """One thread.
 
     Args:
-        target: What runs in it; a `SystemExit` ends it quietly.
+        target: Function that runs in it; a `SystemExit` ends it quietly.
 
     Example:
         >>> said = []
@@ -51,21 +51,21 @@ class Strand:
 
     @property
     def can_go(self) -> bool:
-        """Whether what it waits for is there."""
+        """Whether the awaited condition holds."""
         return not self.is_over and self._can_go()
 
     def resume(self) -> None:
-        """Gives it the turn, until it waits or ends.
+        """Gives the thread the turn, until it waits or ends.
 
         Raises:
-            Stuck: It does neither.
+            Stuck: The thread neither waits nor ends.
         """
         self._go.release()
         if not self._back.acquire(timeout=LIMIT_S):
             raise Stuck("a thread of the simulation waits for something else")
 
     def kill(self) -> None:
-        """Ends it where it waits; nothing in it can refuse."""
+        """Ends the thread where it waits; it cannot refuse."""
         self._is_killed = True
         while not self.is_over:
             self.resume()

@@ -23,7 +23,7 @@ Task: TypeAlias = Literal["worker", "server", "finish"]
 
 
 class Timer(NamedTuple):
-    """Something to do later."""
+    """An action that is due later."""
 
     due: float
     order: int
@@ -36,8 +36,8 @@ class SimController(Controller[int]):
     """One controller process.
 
     Args:
-        scenario: What it goes by.
-        place: How far an earlier controller had come.
+        scenario: Parameters of the run.
+        place: Progress of an earlier controller.
         now: Seconds.
     """
 
@@ -56,13 +56,13 @@ class SimController(Controller[int]):
 
     @property
     def place(self) -> Place:
-        """How far it has come."""
+        """The progress of this controller."""
         return Place(self.upcoming, self.is_halted)
 
     # ------------------------------------------------------------------ epochs
 
     def greet(self, server: SimServer) -> None:
-        """Takes up with a server, which may know of less than this one, or of more."""
+        """Continues with a server, which may know less than this controller or more."""
         sequencer = server.sequencer
         upcoming = self.upcoming = min(self.upcoming, sequencer.upcoming)
         self.is_halted |= sequencer.is_halted
@@ -79,17 +79,17 @@ class SimController(Controller[int]):
 
     @property
     def expected(self) -> int:
-        """Workers that are there or will be."""
+        """Workers that live or will be started."""
         due = sum(timer.task == "worker" for timer in self.timers)
         return len(self.hands) + due
 
     def halt(self) -> None:
-        """A callback wants no more."""
+        """A callback stops the run."""
         self.is_halted = True
         self.orders.append(("halt", 0))
 
     def hear(self, report: Report) -> None:
-        """Hears the server."""
+        """Handles a report of the server."""
         if report.kind == "epoch":
             self._end_epoch(report)
         elif report.kind == "state" and self.is_over:

@@ -1,4 +1,4 @@
-"""What must be true after every event of a simulated run."""
+"""Invariants that hold after every event of a simulated run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.simulation.violation import require
 
 @final
 class Watch:
-    """Looks at a server after each event, and remembers what it saw last."""
+    """Checks a server after each event against its last state."""
 
     def __init__(self) -> None:
         self._version = self._lineage = 0
 
     def look(self, server: SimServer) -> None:
-        """Checks the books of a server that lives."""
+        """Checks the ledger of a server that lives."""
         sequencer = server.sequencer
         require(
             sequencer.version >= self._version, "versions only grow", sequencer.version
@@ -67,7 +67,7 @@ class Watch:
 
 
 def look_at_end(center: Center, rules: Rules, end: int) -> None:
-    """Checks what a run that was not halted leaves behind."""
+    """Checks the end of a run that was not halted."""
     for epoch in range(rules.first_epoch, end):
         counts = center.counts.get(epoch, bytearray())
         is_whole = counts == bytearray(b"\1") * rules.rows_of(epoch)

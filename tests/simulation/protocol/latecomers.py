@@ -1,4 +1,4 @@
-"""Whose messages come too late, as a simulated run itself sees it."""
+"""Late workers, as the simulated run itself records them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Latecomers:
         self._lost: set[tuple[int, int]] = set()
 
     def miss(self, line: Line) -> None:
-        """A round closes without a worker that it waited for."""
+        """Records that a round closes without a worker that it awaited."""
         self._workers[line.rank] = line.worker
 
     def speaks(self, rank: int) -> bool:
-        """A rank says something, or is gone; whether it was late."""
+        """Records a message or the loss of a rank; returns whether it was late."""
         return self._workers.pop(rank, None) is not None
 
     def lose(self, work: Work) -> None:
-        """Work that came too late."""
+        """Records work that came too late."""
         self._lost.add((work.worker, work.serial))
 
     def is_lost(self, work: Work) -> bool:
@@ -33,5 +33,5 @@ class Latecomers:
         return (work.worker, work.serial) in self._lost
 
     def look(self, work: Work) -> None:
-        """Checks work that is applied."""
+        """Checks that work which is applied was not late."""
         require(not self.is_lost(work), "what came too late is not applied", work)

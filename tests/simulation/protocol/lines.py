@@ -1,4 +1,4 @@
-"""Connections of a simulated run: what travels on them, and how they break.
+"""Connections of a simulated run: messages on them, and how they break.
 
 A connection keeps the order of what it carries, as TCP does; messages are lost only
 with it. What a message stands for travels along as `Work`, which the engine never
@@ -16,11 +16,11 @@ from shoal.engine.coordination.ledger import Piece
 
 
 class Work(NamedTuple):
-    """What a push was made from.
+    """The origin of a push.
 
     Args:
         worker: The process that did it, by its own number.
-        serial: Its windows so far: a repeat has the same.
+        serial: Number of its window: a repeat has the same.
         era: The history it learnt from; a restart and a rollback begin a new one.
         weights: Under all_reduce: the rounds its weights have gone through.
     """
@@ -35,7 +35,7 @@ Question: TypeAlias = Literal["join", "ready", "need", "push", "publish", "gone"
 
 
 class Message(NamedTuple):
-    """What a worker says; "gone" is the end of its connection."""
+    """A worker's message; "gone" is the end of its connection."""
 
     kind: Question
     hint: int = -1
@@ -44,20 +44,20 @@ class Message(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """What a worker is told; "lost" is the end of its connection.
+    """A message to a worker; "lost" is the end of its connection.
 
     Args:
-        kind: Of the answer.
-        body: What travels along.
+        kind: Kind of the answer.
+        body: Body of the answer.
         pieces: New leases.
-        lineage: Of the server.
-        era: Of the history the server is in.
+        lineage: Lineage of the server.
+        era: History that the server is in.
         weights: The center, or under all_reduce the mean of a round.
-        is_order: It has to publish its state.
+        is_order: The worker has to publish its state.
         group: The group that averages the next step.
-        sums: Of the step that a push is to be computed for anew.
-        rank: Its place, when it has joined.
-        incarnation: Its number there.
+        sums: Sums of the step for which the push must be computed again.
+        rank: Rank of the worker, once it has joined.
+        incarnation: Incarnation of the worker.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Letter(NamedTuple):
 @final
 @dataclass(eq=False)
 class Line:
-    """One connection of a worker with the server that listens then.
+    """One connection of a worker with the server that listens at that time.
 
     Args:
         worker: The number of the process at its other end.
@@ -84,7 +84,7 @@ class Line:
         down: On the way to the worker.
         is_cut: Nothing more can be sent, from either end.
         is_asked: The server owes an answer.
-        rank: What the server gave it, -1 before.
+        rank: Rank that the server gave it, -1 before.
         incarnation: The same.
     """
 
@@ -97,17 +97,17 @@ class Line:
     incarnation: int = 0
 
     def say(self, message: Message) -> None:
-        """The worker sends; into a broken connection nothing goes."""
+        """Sends a message of the worker; a broken connection takes none."""
         if not self.is_cut:
             self.up.append(message)
 
     def answer(self, letter: Letter) -> None:
-        """The server sends."""
+        """Sends a message of the server."""
         if not self.is_cut:
             self.down.append(letter)
 
     def cut(self, up: int, down: int) -> None:
-        """Breaks; only what was sent first on either way still arrives.
+        """Breaks the connection; on each way only the first messages still arrive.
 
         Args:
             up: Messages that do, and then its end; below 0 there is no server.

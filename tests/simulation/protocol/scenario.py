@@ -1,4 +1,4 @@
-"""What a simulated run is about and what befalls it, all drawn from one number."""
+"""The parameters of a simulated run and its faults, all drawn from one number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ so it is drawn twice. Names of kinds are part of seeds, and stay."""
 @final
 @dataclass(frozen=True)
 class EvenChunks:
-    """Borders of chunks that are all as large.
+    """Borders of chunks of one size.
 
     Example:
         >>> EvenChunks(30)(0)
@@ -40,7 +40,7 @@ class EvenChunks:
     rows: int
 
     def __call__(self, epoch: int) -> tuple[int, ...]:
-        """The positions where chunks begin; behind the last sample there is none."""
+        """The positions where chunks begin; there is none behind the last sample."""
         return tuple(range(0, MOST_ROWS, self.rows))
 
 
@@ -55,8 +55,8 @@ class Scenario(scenario.Scenario):
     of the past comes back ("stray"), the run is told to stop ("halt").
 
     Args:
-        rules: Of the run.
-        policy: What the controller does about lost workers.
+        rules: Rules of the run.
+        policy: Policy of the controller for lost workers.
         stop_after: The controller ends the run before this epoch, None for not.
         rejoins: Chance that a worker that lost its connection joins again; otherwise
             its process ends.
@@ -64,7 +64,7 @@ class Scenario(scenario.Scenario):
         damages: Chance that the newest checkpoint cannot be read.
         slowness: Chance that a slow worker, every third, is passed over.
         haste: Chance that the time of grace can be over at an event.
-        is_summed: Its loss is a sum over the batch.
+        is_summed: The loss is a sum over the batch.
     """
 
     rules: Rules

@@ -1,4 +1,4 @@
-"""The schedule of a simulated run: who moves next, and what breaks.
+"""The schedule of a simulated run: the next event, and faults.
 
 This file decides it, from a seed: every message waits until it is drawn, so that it
 is late by any number of events; and any process may die, and the clock move, between
@@ -35,7 +35,7 @@ class Fleet(Schedule[Scenario]):
     """One simulated run.
 
     Args:
-        scenario: What it is about; see `draw`.
+        scenario: Parameters of the run; see `draw`.
 
     Example:
         >>> from tests.simulation.protocol import draw
@@ -87,7 +87,7 @@ class Fleet(Schedule[Scenario]):
         return found + self._events_beside()
 
     def _events_beside(self) -> list[Event]:
-        """What can happen that is no message of a worker, nor to one."""
+        """Events that are no message to or from a worker."""
         found: list[Event] = []
         controller, is_up = self.controller, self.server is not None
         if controller.orders and is_up:
@@ -190,7 +190,7 @@ class Fleet(Schedule[Scenario]):
         worker.join(line, is_stubborn=self.random.random() < STUBBORN)
 
     def _end(self, worker: SimWorker) -> None:
-        """A process ends, whatever it was doing."""
+        """Ends a process at any point of its work."""
         self._lose_line(worker, up=self._part(len(worker.line.up)), down=0)
         del self.workers[worker.number]
         self.exits.append((worker.number, worker.hint))
@@ -268,7 +268,7 @@ class Fleet(Schedule[Scenario]):
         self._keep(server)
 
     def _crash(self) -> bool:
-        """The server dies alone; what it had sent may still arrive."""
+        """The server is killed alone; what it had sent may still arrive."""
         if self.server is None:
             return False
         self._drop_server()
@@ -292,7 +292,7 @@ class Fleet(Schedule[Scenario]):
             self.tally["ungrouped"] += server.ungrouped
 
     def _restart(self) -> None:
-        """A new server goes on from the last checkpoint that can be read."""
+        """A new server continues from the last checkpoint that can be read."""
         checkpoint = self.store.read(self.random, self.scenario.damages)
         self._restore(checkpoint)
 
@@ -304,7 +304,7 @@ class Fleet(Schedule[Scenario]):
         self._serve(server)
 
     def _blackout(self) -> bool:
-        """Everything dies, and the run is resumed, with other workers."""
+        """All processes are killed, and the run is resumed, with other workers."""
         if self.controller.is_over:
             return False
         self._drop_server()

@@ -32,11 +32,11 @@ JOINED = 1  # weights without the state of an optimizer are not the common ones
 
 
 class Report(NamedTuple):
-    """What the controller is told.
+    """A report to the controller.
 
     Args:
         kind: "epoch", "state" or "lost".
-        epoch: That is complete.
+        epoch: The complete epoch.
         center: As it is then.
     """
 
@@ -76,7 +76,7 @@ class SimServer(Interpreter):
     # ------------------------------------------------------------- messages
 
     def hear(self, line: Line, message: Message) -> list[Instruction]:
-        """Hears a worker; answers go into its connection, or into others'."""
+        """Handles a message of a worker; answers go to it, or to other workers."""
         sequencer, who = self.sequencer, (line.rank, line.incarnation)
         if message.kind == "join":
             self._welcome(line, message.hint)
@@ -169,7 +169,7 @@ class SimServer(Interpreter):
         return found
 
     def obey(self, kind: str, value: int) -> list[Instruction]:
-        """Hears the controller."""
+        """Handles a command of the controller."""
         sequencer = self.sequencer
         if kind == "proceed":
             return self.carry_out(sequencer.proceed(value))
@@ -182,14 +182,14 @@ class SimServer(Interpreter):
         return self.carry_out(sequencer.finish())
 
     def overdue(self) -> list[Instruction]:
-        """The time of grace is over; it can be at any moment."""
+        """The straggler timeout is over; that can be at any moment."""
         sequencer = self.sequencer
         for rank in sequencer.round_progress.awaited:
             self._late.miss(self.peers[rank])
         return self.carry_out(sequencer.overdue())
 
     def stray(self, worker: int, push: PushMetadata) -> bool:
-        """A process of the past comes back; False if it is not known to be gone."""
+        """An earlier process returns; returns False if it is not known to be lost."""
         who = push.rank, push.incarnation
         line = self.peers.get(push.rank)
         is_seated = line is not None and line.incarnation == push.incarnation
@@ -211,7 +211,7 @@ class SimServer(Interpreter):
     # --------------------------------------------------------- instructions
 
     def carry_out(self, instructions: list[Instruction]) -> list[Instruction]:
-        """Does what the sequencer says, in order."""
+        """Carries out the instructions of the sequencer, in order."""
         self._carry_out(instructions)
         return instructions
 
@@ -247,7 +247,7 @@ class SimServer(Interpreter):
             self.center.value = mix(self.center.value, *parts)
 
     def _step(self, sent: list[tuple[PushMetadata, Work]]) -> None:
-        """A round of gradients: one step, from one state."""
+        """Applies a round of gradients: one step, from one state."""
         for _, work in sent:
             require(
                 work.weights == self._common,
@@ -268,7 +268,7 @@ class SimServer(Interpreter):
             self.center.learn([push.pieces for push, _ in sent], int(rows))
 
     def _look_at_group(self, ranks: list[int], *, is_grouped: bool) -> None:
-        """Whose mean is taken: of a group that is all who step, or the server's."""
+        """Checks who made the mean: a group of all workers of the step, or the server."""
         groups = {self._sent[rank][0].group for rank in ranks}
         if not is_grouped:
             require(groups == {0}, "the server has all vectors", groups)
@@ -290,7 +290,7 @@ class SimServer(Interpreter):
         return mix(self.era, self._rounds)
 
     def _commit(self, push: PushMetadata, work: Work) -> None:
-        """Enters what was applied, once, from whom and when it may be."""
+        """Commits what was applied: once, and only from a sender that may push now."""
         line = self.peers.get(push.rank)
         is_current = line is not None and line.worker == work.worker
         require(is_current, "only the living change the center", push, work)
@@ -351,7 +351,7 @@ class SimServer(Interpreter):
     # ----------------------------------------------------------- checkpoints
 
     def checkpoint(self, place: Place) -> Checkpoint:
-        """What a new server can go on from."""
+        """Returns the state from which a new server can continue."""
         text = json.dumps(self.sequencer.to_json())
         center = self.snapshot if self.rules.exchanges_gradients else self.center
         return Checkpoint(text, center.copy(), place)
@@ -360,7 +360,7 @@ class SimServer(Interpreter):
     def restore(
         cls, rules: Rules, checkpoint: Checkpoint, newest_lineage: int, era: int
     ) -> SimServer:
-        """A new server that goes on from a checkpoint."""
+        """Returns a new server that continues from a checkpoint."""
         sequencer = Sequencer.from_json(
             rules, checkpoint.document, newest_lineage=newest_lineage
         )

@@ -1,4 +1,4 @@
-"""Checkpoints of a simulated run: what a restart finds."""
+"""Checkpoints of a simulated run, for restarts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shoal.engine.coordination.ledger import Piece
 
 
 class Place(NamedTuple):
-    """How far a controller has come.
+    """The progress of a controller.
 
     Args:
         upcoming: The first epoch whose end it has not heard.
-        is_halted: It has told the server to stop.
+        is_halted: It has told the server to halt.
     """
 
     upcoming: int
@@ -27,11 +27,11 @@ class Place(NamedTuple):
 @final
 @dataclass
 class Center:
-    """What the center stands for.
+    """The contents of a center.
 
     Args:
         value: The messages that were applied to it, in order, as one number.
-        counts: How often each sample of each epoch is in it.
+        counts: Number of times that each sample of each epoch is in it.
         weights: Under all_reduce with a loss that is summed: one for each sample, of
             which every gradient is -1, trained by SGD with a rate of 1.
     """
@@ -41,7 +41,7 @@ class Center:
     weights: dict[int, Fraction] = field(default_factory=dict[int, Fraction])
 
     def copy(self) -> Center:
-        """Returns one that does not change with this one."""
+        """Returns a copy that does not change with this one."""
         counts = {epoch: rows[:] for epoch, rows in self.counts.items()}
         return Center(self.value, counts, dict(self.weights))
 
@@ -75,7 +75,7 @@ class Checkpoint:
     Args:
         text: The sequencer, as it is written.
         center: Beside it.
-        place: Of the controller.
+        place: Progress of the controller.
     """
 
     text: str
@@ -84,7 +84,7 @@ class Checkpoint:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The sequencer, as it is read."""
+        """The sequencer as it is read."""
         return json.loads(self.text)
 
 
@@ -94,10 +94,10 @@ class Store:
     """The last two checkpoints, and the one that is being written.
 
     Args:
-        kept: Those that are there, the newest last.
+        kept: Checkpoints that are there, the newest last.
         coming: The one that is being written.
-        newest_lineage: Of all that ever were.
-        damaged: Those that could not be read.
+        newest_lineage: Highest lineage of all checkpoints so far.
+        damaged: Checkpoints that could not be read.
     """
 
     kept: list[Checkpoint] = field(default_factory=list[Checkpoint])
@@ -106,24 +106,24 @@ class Store:
     damaged: int = 0
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Begins to write, unless the one before is being written."""
+        """Begins to write, unless an earlier one is being written."""
         self.coming = self.coming or checkpoint
 
     def end(self) -> None:
-        """What was being written is there."""
+        """Ends the write."""
         coming, self.coming = self.coming, None
         if coming is not None:
             self.write(coming)
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Writes at once; an older one that was being written is given up."""
+        """Writes at once; an older one that was being written is dropped."""
         self.coming = None
         self.kept = [*self.kept[-1:], checkpoint]
         # The name of a file tells its lineage, even when its contents are damaged.
         self.newest_lineage = max(self.newest_lineage, checkpoint.document["lineage"])
 
     def read(self, choice: random.Random, damages: float) -> Checkpoint:
-        """The newest, or the one before when that is damaged."""
+        """Returns the newest, or the one before if that is damaged."""
         self.coming = None
         if len(self.kept) > 1 and choice.random() < damages:
             self.kept.pop()

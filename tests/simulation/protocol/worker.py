@@ -14,7 +14,7 @@ from tests.simulation.violation import require
 
 
 def mix(*numbers: int) -> int:
-    """A number that stands for a history: equal only if all that went in was."""
+    """A number that stands for a history: equal only if all inputs were."""
     return hash(numbers)
 
 
@@ -24,22 +24,22 @@ class SimWorker:
     """One worker process.
 
     Args:
-        number: Its own, never given twice.
+        number: Number of the process, never given twice.
         hint: The rank it was started for.
-        line: Its connection now.
+        line: Its present connection.
         is_summed: Its loss is a sum over the batch.
         is_dead: The process has ended.
         is_waiting: It waits for an answer.
-        is_pushing: To a push.
-        lineage: Of the server, as the last answer told.
+        is_pushing: It waits for the answer to a push.
+        lineage: Lineage of the server in the last answer.
         era: The history it learns from.
-        sequence: Of its last push on this connection.
+        sequence: Number of its last push on this connection.
         serial: Windows it has worked on.
         weights: Under all_reduce, the rounds they have gone through.
         group: The group that averages its next step.
         pieces: Leases it has heard of.
-        last: What it pushed last.
-        past: What it pushed before it lost its server, where it will send that again.
+        last: Its last message.
+        past: Its last message before it lost its server, if it will send that again.
     """
 
     number: int
@@ -60,7 +60,7 @@ class SimWorker:
     past: Message | None = None
 
     def join(self, line: Line, *, is_stubborn: bool = False) -> None:
-        """Says hello on a new connection; what it was doing is dropped.
+        """Joins on a new connection; work in progress is dropped.
 
         Args:
             line: The connection.
@@ -74,7 +74,7 @@ class SimWorker:
         line.say(Message("join", hint=self.hint))
 
     def hear(self, letter: Letter, rules: Rules) -> None:
-        """Takes an answer and says what follows from it."""
+        """Takes an answer and sends what follows from it."""
         self._give_up_repeat()
         self.is_waiting = self.is_pushing = False
         self.lineage, self.era = letter.lineage, letter.era
@@ -107,7 +107,7 @@ class SimWorker:
         self.line.say(message)
 
     def _push(self, rules: Rules) -> None:
-        """Works on a window of its leases; see `engine/worker/weight_loop.py`."""
+        """Computes a window of its leases; see `engine/worker/weight_loop.py`."""
         if self._insists():
             return
         own: tuple[float, ...] = ()
@@ -137,12 +137,12 @@ class SimWorker:
         self._say(self.last)
 
     def _group_mean(self) -> int:
-        """Which group's mean it has; one in four adds fails, for one or for all."""
+        """The group whose mean it has; one in four means fails, for one or for all."""
         is_broken = mix(self.number, self.serial) % 4 == 0
         return 0 if self.group is None or is_broken else self.group.generation
 
     def _push_again(self, sums: tuple[float, ...]) -> None:
-        """The same with its vector, or computed for a step that is smaller now."""
+        """Pushes again, with the vector, or computed for a step that is smaller now."""
         last = self.last
         if last is None or last.push is None:
             require(False, "who has pushed pushes again", self)
@@ -154,7 +154,7 @@ class SimWorker:
         self._say(self.last)
 
     def _insists(self) -> bool:
-        """Sends a push of an older lineage, from its new place."""
+        """Sends a push of an older lineage, under its new rank."""
         past, self.past = self.past, None
         if past is None or past.push is None or past.push.lineage == self.lineage:
             return False
@@ -185,19 +185,19 @@ class SimWorker:
     # ------------------------------------------------------------ misbehaviour
 
     def can_repeat(self) -> bool:
-        """Whether the answer to its push may get lost, and nothing else with it."""
+        """Whether only the answer to its push can be lost."""
         line = self.line
         is_ordered = any(x.is_order or x.kind == "refused" for x in line.down)
         return self.is_pushing and not (line.is_cut or line.up or is_ordered)
 
     def _give_up_repeat(self) -> None:
-        """The answer has come after all: its push need not go out a second time."""
+        """The answer has come: the push is not sent a second time."""
         up = self.line.up
         while up and up[-1] is self.last:
             up.pop()
 
     def repeat(self) -> None:
-        """Sends its push again: it does not know whether it arrived."""
+        """Sends its push again, as it does not know whether it arrived."""
         self.line.down.clear()
         if self.last is not None:
             self.line.say(self.last)
