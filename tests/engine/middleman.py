@@ -68,7 +68,7 @@ class Middleman:
         target: Address of the server; set before the first call.
         harm: Change of that record.
         way: Direction of the record.
-        number: Of the records with data that way, of all connections, from 1; 0 for
+        number: Number of the record with data in that direction, from 1; 0 for
             none.
     """
 

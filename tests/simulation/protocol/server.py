@@ -268,7 +268,7 @@ class SimServer(Interpreter):
             self.center.learn([push.pieces for push, _ in sent], int(rows))
 
     def _look_at_group(self, ranks: list[int], *, is_grouped: bool) -> None:
-        """Checks who made the mean: a group of all workers of the step, or the server."""
+        """Checks the source of the mean: a group of all workers, or the server."""
         groups = {self._sent[rank][0].group for rank in ranks}
         if not is_grouped:
             require(groups == {0}, "the server has all vectors", groups)
