@@ -1,4 +1,4 @@
-"""All benchmarks of speed, one after the other, each in a process of its own.
+"""Runs all benchmarks of speed one after the other, each in its own process.
 
 Run: `make bench`, 20 minutes with few repeats, or `make bench-full` for figures that
 are to be told.
@@ -18,7 +18,7 @@ BENCHMARKS = (
 
 
 def main() -> None:
-    """Runs each; the first that fails ends it."""
+    """Runs each benchmark; stops at the first that fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="all repeats")
     options = [] if parser.parse_args().full else ["--quick"]

@@ -1,4 +1,4 @@
-"""Runs whose processes are killed and stopped at random, beside undisturbed ones.
+"""Runs with processes that are killed and stopped at random, beside undisturbed ones.
 
 Run: `make chaos`, or `python -m benchmarks.chaos --quick` for one strategy and a
 minute. It needs `mnist.npz` in the folder $SHOAL_DATA. Runs have three workers and a
@@ -50,7 +50,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
 @dataclass
 class Monkey:
-    """Hits a process of this one's children at regular times, until it is told to end.
+    """Kills or stops child processes at regular times, until it is told to end.
 
     Args:
         seed: Of who is hit, and with what.
@@ -63,7 +63,7 @@ class Monkey:
     seen: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
 
     def run(self, is_over: threading.Event) -> None:
-        """Follows children, and hits."""
+        """Follows child processes, and disturbs them."""
         chance = random.Random(self.seed)
         began = due = time.monotonic()
         while not is_over.wait(0.1):
@@ -78,7 +78,7 @@ class Monkey:
 
     @property
     def stopped(self) -> set[int]:
-        """Who cannot be hit again."""
+        """Processes that must not be disturbed again."""
         return {hit.pid for hit in self.hits}
 
     def _hit(
@@ -96,7 +96,7 @@ class Monkey:
 
 
 def children() -> list[psutil.Process]:
-    """Processes of ours that live, the oldest first."""
+    """Living child processes, the oldest first."""
     found: list[tuple[float, int, psutil.Process]] = []
     for child in psutil.Process().children():
         try:
@@ -109,7 +109,7 @@ def children() -> list[psutil.Process]:
 
 
 def cast(living: Sequence[psutil.Process]) -> list[tuple[str, psutil.Process]]:
-    """Who leads, who follows, and who works; whoever still starts is left out.
+    """The leader, the standby and the workers; processes that still start are left out.
 
     Args:
         living: Processes, the oldest first: whoever leads is older than its standby.
@@ -129,7 +129,7 @@ def cast(living: Sequence[psutil.Process]) -> list[tuple[str, psutil.Process]]:
 
 
 def make() -> Any:
-    """A small convolutional network: a step takes milliseconds, not microseconds."""
+    """A small convolutional network, whose steps take milliseconds."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -154,7 +154,7 @@ def make() -> Any:
 def train(
     strategy: str, digits: Digits, epochs: int, seed: int, seconds: float, spares: int
 ) -> Result:
-    """One run from the call of `fit` to its return, hit for some seconds."""
+    """One run from the call of `fit` to its return, disturbed for some seconds."""
     import shoal
     from shoal.runs.events import read_events
     from shoal.runs.folder import Folder
@@ -193,7 +193,7 @@ def train(
 
 
 def leftovers(monkey: Monkey, began: float) -> list[str]:
-    """What is there of a run that is over, after a moment for the last to go."""
+    """What a finished run has left, after a moment for the last processes to end."""
     until = time.monotonic() + GRACE_S
     while (found := look(monkey, began)) and time.monotonic() < until:
         time.sleep(0.1)
@@ -201,7 +201,7 @@ def leftovers(monkey: Monkey, began: float) -> list[str]:
 
 
 def look(monkey: Monkey, began: float) -> list[str]:
-    """Processes, ports and files that are there now."""
+    """Processes, ports and files that exist now."""
     found = [f"process {pid}" for pid, p in monkey.seen.items() if p.is_running()]
     found += [
         f"port {c.laddr.port}"
@@ -214,7 +214,7 @@ def look(monkey: Monkey, began: float) -> list[str]:
 
 
 def epochs_for(strategy: str, digits: Digits, seconds: float, spares: int) -> int:
-    """How many epochs take about so long, from a short run."""
+    """Number of epochs of about this duration, from a short run."""
     result = train(strategy, digits, 3, 0, 0.0, spares)
     times = [e["time"] for e in result.events if e["kind"] == "epoch_ended"]
     return max(2, round(seconds / (times[-1] - times[-2])))
@@ -223,7 +223,7 @@ def epochs_for(strategy: str, digits: Digits, seconds: float, spares: int) -> in
 def compare(
     strategy: str, digits: Digits, seed: int, seconds: float, choices: Sequence[int]
 ) -> list[tuple[Result, Result]]:
-    """An undisturbed run of about so many seconds, and the same run, disturbed.
+    """An undisturbed run of about this many seconds, and the same run, disturbed.
 
     Args:
         strategy: Its name.
@@ -277,7 +277,7 @@ def main() -> None:
 
 
 def settle(folder: Path) -> None:
-    """Lets runs, compiled programs and temporary files be where nobody else's are."""
+    """Gives this process folders of its own for runs, programs and temporary files."""
     for variable in ("TMPDIR", "SHOAL_RUNS", "SHOAL_CACHE"):
         os.environ[variable] = str(folder / variable)
         (folder / variable).mkdir()

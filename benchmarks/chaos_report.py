@@ -1,4 +1,4 @@
-"""What came of the runs of `benchmarks.chaos`: a table, a verdict and a picture."""
+"""Results of the runs of `benchmarks.chaos`: a table, a verdict and a picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNAL_MARKS = {"SIGKILL": ("x", "#D55E00"), "SIGSTOP": ("s", "#E69F00")}
 
 
 class Hit(NamedTuple):
-    """One process that was hit.
+    """One signal to a process.
 
     Args:
         at: Unix time.
@@ -60,7 +60,7 @@ class Result:
     curve: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
     def __post_init__(self) -> None:
-        """Reads from the events how many samples were committed when."""
+        """Reads from the events how many samples were committed at which time."""
         samples = Samples()
         self.curve = [(0.0, 0)]
         for event in self.events:
@@ -80,17 +80,17 @@ class Result:
         return self.curve[-1][1]
 
     def committed_by(self, seconds: float) -> int:
-        """Samples committed so many seconds after the call."""
+        """Samples committed this many seconds after the call."""
         return [samples for t, samples in self.curve if t <= seconds][-1]
 
     @property
     def kinds(self) -> Counter[str]:
-        """How often each kind of event happened."""
+        """Number of events of each kind."""
         return Counter(event["kind"] for event in self.events)
 
     @property
     def reasons(self) -> Counter[str]:
-        """Who was lost, and how that was found."""
+        """Lost processes, and how each loss was found."""
         return Counter(
             f"{event['kind'].replace('_', ' ')}: {event['reason']}"
             for event in self.events
@@ -99,7 +99,7 @@ class Result:
 
     @property
     def hit_s(self) -> float:
-        """Seconds from the call to the end of what the last hit was to disturb."""
+        """Seconds from the call until the last disturbed process was replaced."""
         if not self.hits:
             return self.seconds
         return min(self.seconds, self.hits[-1].at - self.began + 15.0)
@@ -112,7 +112,7 @@ def goodput(calm: Result, wild: Result, seconds: float) -> float:
 
 
 def faults_of(calm: Result, wild: Result) -> list[str]:
-    """What does not hold of a run that was disturbed."""
+    """The promises that a disturbed run does not keep."""
     found = [f"did not end: {wild.error}"] if wild.error else []
     if wild.committed != wild.expected:
         found.append(f"committed {wild.committed:,} samples of {wild.expected:,}")
@@ -123,7 +123,7 @@ def faults_of(calm: Result, wild: Result) -> list[str]:
 
 
 def report(pairs: Sequence[tuple[Result, Result]]) -> bool:
-    """Prints what came of it; returns whether every promise was kept."""
+    """Prints the results; returns whether every promise was kept."""
     head = ("strategy", "spares", "seconds", "undisturbed", "accuracy", "undisturbed",
             "goodput", "while hit", "hits", "server", "worker")  # fmt: skip
     print(("\n{:11}" + "{:>12}" * 10).format(*head))
@@ -154,7 +154,7 @@ def report(pairs: Sequence[tuple[Result, Result]]) -> bool:
 
 
 def draw(pairs: Sequence[tuple[Result, Result]], out: Path) -> None:
-    """Writes the picture: samples against time, a mark at each hit."""
+    """Writes the picture: samples against time, a mark at each signal."""
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(4.2 * len(pairs), 4.0), layout="constrained")

@@ -47,7 +47,7 @@ SEEDS = (0, 1, 2)
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One data set and the model that learns it.
+    """One data set and a model for it.
 
     Args:
         name: Of the data.
@@ -76,7 +76,7 @@ def _compiled(model: Any, optimizer: Any) -> Any:
 
 
 def higgs(folder: Path) -> Problem:
-    """18,311 events to learn from, 4,578 to judge on; 30 features, two classes."""
+    """18,311 events for training, 4,578 for validation; 30 features, two classes."""
     events = read_higgs(folder / "atlas_higgs_22889.csv.gz")
     order = np.random.default_rng(0).permutation(len(events.x))
     x, y, cut = events.x[order], events.y[order], len(order) * 8 // 10
@@ -97,7 +97,7 @@ def higgs(folder: Path) -> Problem:
 
 
 def mnist(folder: Path) -> Problem:
-    """60,000 digits to learn from, 10,000 to judge on."""
+    """60,000 digits for training, 10,000 for validation."""
     digits = read_mnist(folder / "mnist.npz")
 
     def task(factor: float) -> Task:
@@ -116,7 +116,7 @@ def mnist(folder: Path) -> Problem:
 
 
 def cells() -> list[tuple[str, int, int]]:
-    """(strategy, workers, seed), whole seeds first, so that a cut run is of use.
+    """(strategy, workers, seed), whole seeds first: a run that is cut is of use.
 
     `all_reduce` comes last: each of its steps is a call of the program for every
     worker, and by law 1 it is plain training.
@@ -150,7 +150,7 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def save(path: Path, found: list[dict[str, Any]]) -> None:
-    """Whole or not at all: the run may be cut at any moment."""
+    """Writes the file in one step: the run may be cut at any moment."""
     text = ",\n".join(json.dumps(cell) for cell in found)
     beside = path.with_suffix(".part")
     beside.write_text(f'{{"version": 1, "cells": [\n{text}\n]}}\n')
@@ -158,7 +158,7 @@ def save(path: Path, found: list[dict[str, Any]]) -> None:
 
 
 def run(found: list[dict[str, Any]], problems: list[Problem], path: Path) -> None:
-    """Trains what is not yet there."""
+    """Trains the cells that are missing."""
     done = {(c["recipe"], c["strategy"], c["workers"], c["seed"]) for c in found}
     todo = [
         (problem, *cell)

@@ -46,7 +46,7 @@ Table = dict[tuple[str, int], Loss]
 
 
 def losses(cells: Iterable[Cell], data: str) -> Table:
-    """(strategy, workers) -> loss, of one data set."""
+    """(strategy, workers) -> loss, for one data set."""
     mine = [cell for cell in cells if cell["data"] == data]
     base = {c["seed"]: c["accuracy"] for c in mine if c["strategy"] == "single"}
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -79,7 +79,7 @@ def write_report(
 
 
 def _verdict(tables: dict[str, Table]) -> str:
-    """Who keeps the promise, and who does not."""
+    """Strategies that keep the promise, and those that do not."""
     broken = [
         f"`{name}` with {count} workers on {data} ({loss})"
         for data, table in tables.items()

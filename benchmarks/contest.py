@@ -30,7 +30,7 @@ HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Entrant:
-    """Somebody who takes part.
+    """A participant of a contest.
 
     Args:
         name: In the table.
@@ -59,7 +59,7 @@ class Entrant:
     limit_s: float = LIMIT_S
 
     def run(self) -> Result | None:
-        """Trains once; None, and its last words, where it failed."""
+        """Trains once; returns None and prints its last output if it failed."""
         command = [
             str(python_of(self.environment)),
             "-m", f"benchmarks.entrants.{self.module}",
@@ -94,7 +94,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one training.
+    """The result of one training.
 
     Args:
         rate: Samples/s of the epochs after the first.
@@ -114,7 +114,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Aim:
-    """What is asked.
+    """A ratio that is required.
 
     Args:
         of: Name of an entrant.
@@ -131,7 +131,7 @@ class Aim:
 
 @dataclass
 class Contest:
-    """Entrants, and what is asked of them.
+    """Participants, and the required ratios.
 
     Args:
         title: Of the table.
@@ -145,7 +145,7 @@ class Contest:
     found: dict[str, list[Result]] = field(default_factory=dict[str, list["Result"]])
 
     def hold(self, repeats: int) -> None:
-        """Lets each train in turn, so often; one that fails is left out."""
+        """Trains each in turn this many times; one that fails is left out."""
         waiting = [*self.entrants]
         for number in range(repeats):
             for entrant in [*waiting]:
@@ -161,19 +161,19 @@ class Contest:
                 )
 
     def rate(self, name: str) -> float:
-        """The median of somebody's samples/s, NaN for whoever failed."""
+        """The median of a participant's samples/s, NaN if it failed."""
         results = self.found.get(name)
         return st.median(r.rate for r in results) if results else float("nan")
 
     def judged(self) -> list[tuple[Aim, float]]:
-        """What is asked, with the ratio that was found."""
+        """The required ratios, with the measured ones."""
         return [
             (aim, self.rate(aim.of) / max(map(self.rate, aim.over)))
             for aim in self.aims
         ]
 
     def table(self) -> str:
-        """Markdown: everybody's figures, then what was asked and found."""
+        """Markdown: all figures, then required and measured ratios."""
         lines = [f"### {self.title}\n", HEADER]
         for name, results in self.found.items():
             rates = [r.rate for r in results]
@@ -189,7 +189,7 @@ class Contest:
         return "\n".join(lines)
 
     def facts(self) -> dict[str, Any]:
-        """For JSON: everything that was measured."""
+        """All measurements, for JSON."""
         return {
             "title": self.title,
             "results": {
@@ -204,7 +204,7 @@ class Contest:
 
 
 def keep(contests: Sequence[Contest], path: Path | None) -> None:
-    """Prints the tables, then JSON; writes the JSON to a file, where one is given."""
+    """Prints the tables, then JSON; writes the JSON to a file if one is given."""
     for contest in contests:
         print(f"\n{contest.table()}\n")
     written = json.dumps([contest.facts() for contest in contests])

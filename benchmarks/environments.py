@@ -1,4 +1,4 @@
-"""Environments of the systems Shoal is compared with, each made when it is first used.
+"""Environments of the compared systems, each made when it is first used.
 
 They lie in `.benchmarks/` beside the sources; `make clean` removes them.
 """
@@ -59,7 +59,7 @@ def python_of(name: str) -> Path:
 
 @cache
 def compile_shoal() -> None:
-    """Does what pip does for the packages it installs."""
+    """Prepares packages as pip does for what it installs."""
     found = find_spec("shoal")
     for folder in (found and found.submodule_search_locations) or ():
         compileall.compile_dir(folder, quiet=1)

@@ -1,4 +1,4 @@
-"""One exchange: vector up, applied, reply down; against what the bytes alone take.
+"""One exchange (vector up, applied, reply down) against the time of the bytes alone.
 
 Run: `python -m benchmarks.exchange`. On one host, NumPy copying the same bytes both
 ways is timed in the same loop. Between two network namespaces (root only) it goes by
@@ -78,7 +78,7 @@ def on_one_host(megabytes: float, strategy: str, rounds: int) -> dict[str, Any]:
 
 
 def _echo(listener: socket.socket, size: int, identity: Identity | None) -> None:
-    """The other end of bare pairs: takes bytes, and sends as many back.
+    """The other end of bare sockets: receives bytes, and sends as many back.
 
     Of the second, where there is an identity, by TLS.
     """
@@ -95,7 +95,7 @@ def _echo(listener: socket.socket, size: int, identity: Identity | None) -> None
 
 
 def _filled(connection: socket.socket, view: memoryview) -> bool:
-    """Takes bytes; false at the end."""
+    """Receives bytes; returns False at the end."""
     while view:
         got = connection.recv_into(view)
         if not got:
@@ -105,7 +105,7 @@ def _filled(connection: socket.socket, view: memoryview) -> bool:
 
 
 def _both_ways(given: dict[str, Any], *, is_encrypted: bool) -> float:
-    """Milliseconds that a bare pair takes."""
+    """Milliseconds of an exchange over bare sockets."""
     memory = memoryview(bytearray(4 * given["seat"].sizes.vector))
     bare = socket.create_connection(given["bare"])
     bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -123,7 +123,7 @@ def _both_ways(given: dict[str, Any], *, is_encrypted: bool) -> float:
 
 
 def there() -> None:
-    """Runs on the other host: what is asked comes by standard input."""
+    """Runs on the other host; its tasks come by standard input."""
     given = pickle.load(sys.stdin.buffer)
     seat: ServerAddress = given["seat"]
     client = Client(seat, given["strategy"], has_slot=False, has_cores=True)

@@ -1,4 +1,4 @@
-"""A million wrong frames against the server of a run that trains meanwhile.
+"""A million wrong frames at the server of a run that trains meanwhile.
 
 Run: `make fuzz`, or `python -m benchmarks.fuzz --quick`. The fuzzer fires at the live
 server and at a dummy listener in turns, within one run: what others do on the machine
@@ -41,7 +41,7 @@ MIB = 1 << 20
 
 
 class Watch:
-    """Sees what the controller sees: where the server is, and what is committed."""
+    """Records the server's address and the committed samples of the run."""
 
     def __init__(self) -> None:
         self.aim: Aim | None = None
@@ -50,7 +50,7 @@ class Watch:
         self.has_trained = threading.Event()
 
     def install(self) -> None:
-        """Looks over the shoulder of the run of this process."""
+        """Reads the state of the run of this process."""
         give, on_records = Controller.give, Driver.on_records
 
         def keep(controller: Controller, server: ServerSpec, make: Any) -> None:
@@ -73,7 +73,7 @@ class Watch:
 
 
 class Campaign(threading.Thread):
-    """Fires in turns until enough was fired, then lets the run end."""
+    """Sends in turns until enough was sent, then lets the run end."""
 
     def __init__(self, watch: Watch, frames: int, slow: int, rate: float) -> None:
         super().__init__(name="campaign")
@@ -117,7 +117,7 @@ class Campaign(threading.Thread):
             dummy.join(20)
 
     def _server(self) -> psutil.Process:
-        """It is the first process that a run starts."""
+        """The server: it is the first process that a run starts."""
         children = psutil.Process().children()
         return min(children, key=lambda child: child.create_time())
 
@@ -166,7 +166,7 @@ class Campaign(threading.Thread):
 
 
 class Until(keras.callbacks.Callback):
-    """Ends the run with an epoch, once the campaign is over."""
+    """Ends the run with an epoch, once the fuzzing is over."""
 
     def __init__(self, campaign: Campaign) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def fuzz(frames: int, slow: int, rate: float, workers: int) -> list[str]:
-    """Runs all of it and prints what came of it; returns what did not hold."""
+    """Runs all of it and prints the results; returns the broken promises."""
     watch = Watch()
     watch.install()
     campaign = Campaign(watch, frames, slow, rate)

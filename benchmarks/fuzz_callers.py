@@ -35,7 +35,7 @@ RESET = struct.pack("ii", 1, 0)  # leaves no port waiting
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """Where to call, and what the fuzzer knows of the run."""
+    """The address, and what the fuzzer knows of the run."""
 
     address: tuple[str, int]
     key: bytes
@@ -56,7 +56,7 @@ class Call:
         self.sent = self.leaked = 0
 
     def step(self) -> bool:
-        """Reads and writes what is possible; whether the connection goes on."""
+        """Reads and writes what is possible; returns whether the connection goes on."""
         try:
             return self._read() and self._write()
         except BlockingIOError:
@@ -101,7 +101,7 @@ class Call:
         return True
 
     def _prove(self) -> bool:
-        """Whether the greeting is over, as far as this end is concerned."""
+        """Whether this end has completed its part of the handshake."""
         if self._talk is None:
             return True
         if self._aim.is_dummy:
@@ -123,7 +123,7 @@ class Call:
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
-    """Begins to connect; many come and go, so nothing may linger."""
+    """Begins to connect, without leaving ports in TIME_WAIT."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     connection.setblocking(False)
@@ -133,7 +133,7 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 
 class Slow:
-    """Connections that begin to greet and dawdle; the server sees them off."""
+    """Connections that begin the handshake and stop; the server drops them."""
 
     def __init__(self, aim: Aim, draw: Mutator, tally: Counter[str]) -> None:
         self._aim, self._draw, self._tally = aim, draw, tally
@@ -141,7 +141,7 @@ class Slow:
         self._looked = 0.0
 
     def open(self) -> None:
-        """One more, instead of the oldest if there are many."""
+        """Opens one more connection; replaces the oldest if there are many."""
         if len(self._open) >= SLOW_AT_ONCE:
             self._open.popleft()[1].close()
         connection = connect(self._aim.address)
@@ -149,7 +149,7 @@ class Slow:
         self._tally["slow"] += 1
 
     def look(self) -> None:
-        """A byte more from each now and then; closes those that were seen off."""
+        """Sends one more byte on some; closes those that the server dropped."""
         now = time.monotonic()
         if now - self._looked < 0.5:
             return
@@ -175,7 +175,7 @@ class Slow:
         return not heard
 
     def close(self) -> None:
-        """Hangs up on all."""
+        """Closes all connections."""
         for _, connection in self._open:
             connection.close()
 
@@ -249,7 +249,7 @@ class Volley:
 
 
 def serve_orders(pipe: Connection, live: Aim, dummy: Aim) -> None:
-    """The fuzzer's process: fires where it is told to, until it is told to stop.
+    """The fuzzer's process: sends to the given address until it is told to stop.
 
     Orders are (is_dummy, rate, frames_per_call, slow, seed), and None for the end of a
     phase and of the process; each phase is answered with its tally and its seconds.
@@ -270,7 +270,7 @@ def serve_orders(pipe: Connection, live: Aim, dummy: Aim) -> None:
 
 
 def serve_dummy(pipe: Connection) -> None:
-    """The dummy's process: accepts, reads, says nothing."""
+    """The dummy's process: accepts and reads, and sends nothing."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=512) as listener,
         selectors.DefaultSelector() as selector,

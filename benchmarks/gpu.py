@@ -43,7 +43,7 @@ def contest(work: str, rows: int) -> Contest:
 
 
 def main() -> None:
-    """Prints tables and JSON, or why there is nothing to measure."""
+    """Prints tables and JSON, or the reason why nothing can be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("works", nargs="*", metavar="WORK", default=[*ROWS])
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,4 +1,4 @@
-"""What it costs to read images from a bucket instead of a disk, and what is learnt.
+"""The cost of reading images from a bucket instead of a disk, and the learning curves.
 
 Run: `python -m benchmarks.image_store [--epochs 8]`, with the CIFAR-10 images of
 $SHOAL_DATA. It puts them into a store of this machine that speaks S3 over HTTP (moto,
@@ -45,7 +45,7 @@ SERVER = (
 
 @contextmanager
 def bucket() -> Generator[str]:
-    """Starts the store, says where it is in the environment; yields its URL."""
+    """Starts the store and sets its address in the environment; yields its URL."""
     process: Any = subprocess.Popen(
         [sys.executable, "-c", SERVER],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -89,11 +89,11 @@ class Speeds(keras.callbacks.Callback):
         self.rows, self.found = rows, list[float]()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Takes the time."""
+        """Starts the clock."""
         self.began = time.perf_counter()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The last sample of the epoch is committed."""
+        """Stops the clock: the last sample of the epoch is committed."""
         self.found.append(self.rows / (time.perf_counter() - self.began))
 
 
@@ -143,7 +143,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Trains four times, and prints what the bucket costs."""
+    """Trains four times, and prints the cost of the bucket."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--picture", type=Path, default=Path("image-folder.png"))

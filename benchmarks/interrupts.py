@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments: does every run end soon, and leave nothing behind?
+"""Ctrl-C at random moments: every run must end soon, and leave nothing behind.
 
 Run: `make interrupts`, or `python -m benchmarks.interrupts --runs 20`. A process trains
 one model again and again, as a notebook would, and gets one to three SIGINTs, 0 to 400
@@ -111,7 +111,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True, kw_only=True)
 class Press:
-    """What is done to one run.
+    """The signals to one run.
 
     Args:
         moment: When, one of `MOMENTS`.
@@ -129,7 +129,7 @@ class Press:
 
     @classmethod
     def drawn(cls, dice: random.Random, number: int) -> Press:
-        """One of many: moments take turns, all else is random."""
+        """Draws one case: moments take turns, all else is random."""
         moment = MOMENTS[number % len(MOMENTS)]
         return cls(
             moment=moment,
@@ -142,7 +142,7 @@ class Press:
 
 @dataclass
 class Found:
-    """What one run did.
+    """The result of one run.
 
     Args:
         seconds: From the first press to the end.
@@ -180,7 +180,7 @@ class Trainee:
         self._said.put(None)
 
     def hear(self, word: str, limit_s: float) -> dict[str, Any] | None:
-        """Waits for a word, or for "done"; None when the process ends or hangs."""
+        """Waits for a line, or for "done"; None when the process ends or hangs."""
         until = time.monotonic() + limit_s
         while True:
             try:
@@ -191,7 +191,7 @@ class Trainee:
                 return said
 
     def run(self, press: Press) -> Found | None:
-        """Trains once, and presses; None if the process was not there any more."""
+        """Trains once, and sends the signals; returns None if the process had ended."""
         if self.process.stdin is None:
             raise RuntimeError("a process without a pipe")
         epochs = 2 if press.moment == "closing" else 10_000
@@ -220,7 +220,7 @@ class Trainee:
         return self._judged(press, said, seconds, children)
 
     def _has_ended(self, limit_s: float) -> bool:
-        """Whether `fit` is over, at the latest after so many seconds."""
+        """Whether `fit` ends within this many seconds."""
         said = self.hear("done", limit_s)
         if said is None:
             return self.process.poll() is not None
@@ -255,7 +255,7 @@ class Trainee:
         return found
 
     def _ended(self, seconds: float) -> Found:
-        """The process has said nothing more: it has ended, or hangs."""
+        """Handles a process without further output: it has ended, or hangs."""
         try:
             code = self.process.wait(0.5)
         except subprocess.TimeoutExpired:
@@ -266,7 +266,7 @@ class Trainee:
         return found
 
     def close(self) -> None:
-        """Ends it, whatever it does."""
+        """Ends the process in any state."""
         if self.process.poll() is None:
             children = psutil.Process(self.process.pid).children(recursive=True)
             for one in (*children, self.process):
@@ -275,7 +275,7 @@ class Trainee:
 
 
 def _told(press: Press, said: dict[str, Any], seconds: float) -> Found:
-    """What the process says of the run."""
+    """What the process prints about the run."""
     found = Found(seconds, said["how"])
     if not said["is_whole"]:
         found.wrong.append("the model is not whole")
@@ -293,7 +293,7 @@ began_at = time.time()
 
 
 def _is_ours(path: Path, since: float) -> bool:
-    """Whether a file was made since, by this user."""
+    """Whether a file was made after a time, by this user."""
     try:
         found = path.stat()
     except OSError:
@@ -314,7 +314,7 @@ def _words(process: psutil.Process) -> str:
 
 
 def _stack(pid: int) -> str:
-    """Where a process hangs, if there is somebody who can tell."""
+    """The stack of a process that hangs, if a tool can read it."""
     try:
         done = subprocess.run(
             ["py-spy", "dump", "--pid", str(pid)],
@@ -326,7 +326,7 @@ def _stack(pid: int) -> str:
 
 
 def main() -> None:
-    """Presses, and prints what came of it."""
+    """Sends the signals, and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)

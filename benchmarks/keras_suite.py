@@ -37,7 +37,7 @@ CALLS_FIT = re.compile(r"\.fit\(")
 
 
 class Result(NamedTuple):
-    """How one test went.
+    """The result of one test.
 
     Args:
         outcome: "passed", "failed" or "skipped".
@@ -51,7 +51,7 @@ class Result(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One test, as it is and through Shoal."""
+    """One test: as it is, and through Shoal."""
 
     name: str
     plain: Result
@@ -164,7 +164,7 @@ def _as_model(found: re.Match[str]) -> str:
 
 
 def compare(plain: dict[str, Result], ours: dict[str, Result]) -> list[Row]:
-    """Returns the tests that say something of Shoal, in order."""
+    """Returns the tests that concern Shoal, in order."""
     return [
         Row(name, before, ours.get(name, Result("failed", 1, "it did not run")))
         for name, before in sorted(plain.items())
@@ -222,7 +222,7 @@ def report(rows: list[Row], listed: dict[str, str]) -> str:
 
 
 def add_to(path: Path, run: dict[str, Any]) -> None:
-    """Puts a run where one of the same backend, strategy and workers was, or last."""
+    """Replaces the run of the same backend, strategy and workers, or appends it."""
     key = ("backend", "strategy", "workers")
     runs = json.loads(path.read_text()) if path.exists() else []
     others = [r for r in runs if any(r[k] != run[k] for k in key)]

@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _shoal_fit(model: Any, given: dict[str, Any]) -> Any:
-    """Trains as `shoal.fit` does, on workers that stay."""
+    """Trains as `shoal.fit` does, on workers that are kept."""
     cluster = os.environ["SHOAL_SUITE_CLUSTER"]
     strategy = os.environ["SHOAL_SUITE_STRATEGY"]
     ours = {
@@ -75,7 +75,7 @@ def _shoal_fit(model: Any, given: dict[str, Any]) -> Any:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leaves out tests that never call `fit`, by what their code says."""
+    """Skips tests that never call `fit`, according to their code."""
     kept = [item for item in items if item.name.startswith(_fitting(item.path))]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(
 
 @cache
 def _fitting(path: Path) -> tuple[str, ...]:
-    """Names of the functions of a file that call `fit`, by way of others as well."""
+    """Names of the functions of a file that call `fit`, directly or through others."""
     tree = ast.parse(path.read_text())
     calls = {
         node.name: {
@@ -103,13 +103,13 @@ def _fitting(path: Path) -> tuple[str, ...]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Knows which test runs."""
+    """Records which test runs."""
     _now[0] = _name(item.nodeid)
     return (yield)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keeps how a test went, and its last line."""
+    """Records the result of a test, and its last line."""
     name = _name(report.nodeid)
     before = _results.get(name, ("passed", 0, ""))
     outcome = before[0] if report.passed else report.outcome

@@ -1,4 +1,4 @@
-"""Kills the process that trains at random moments, and goes on with its run each time.
+"""Kills the training process at random moments, and resumes its run each time.
 
 Run: `python -m benchmarks.kills`. Each run is killed once, every third one again while
 it is resumed; it must end with every sample of every epoch counted once.
@@ -62,12 +62,12 @@ def run_for(
 
 
 def begun(root: Path) -> bool:
-    """Whether a run has kept what it began with."""
+    """Whether a run has stored its first files."""
     return any(root.glob("*/inputs/inputs.pickle"))
 
 
 def left_over(longest_s: float = LONGEST_END_S) -> set[str]:
-    """Processes and shared memory of Shoal's, which may take a while to end."""
+    """Processes and shared memory of Shoal, which may take a while to end."""
     until = time.monotonic() + longest_s
     while (found := _left_over()) and time.monotonic() < until:
         time.sleep(POLL_S)
@@ -87,7 +87,7 @@ def _left_over() -> set[str]:
 
 
 def undisturbed(root: Path, strategy: str) -> float:
-    """Returns the seconds of a run, from where it could be killed to its end."""
+    """Returns the seconds of a run, from the first moment of a kill to its end."""
     from shoal.runs.events import read_events
     from shoal.runs.store import open_run
 
@@ -103,7 +103,7 @@ def undisturbed(root: Path, strategy: str) -> float:
 
 
 def one(root: Path, strategy: str, draw: random.Random, whole_s: float) -> str:
-    """Kills one run and goes on with it; returns what happened."""
+    """Kills one run and resumes it; returns what happened."""
     from shoal.runs.store import open_run
 
     moment = draw.uniform(0.0, LATEST * whole_s)

@@ -34,7 +34,7 @@ BATCH_SIZE = 1024
 
 
 def write_files(folder: Path, size_bytes: float) -> int:
-    """Writes Parquet files of so many bytes together; returns their rows."""
+    """Writes Parquet files of this total size; returns their rows."""
     random = np.random.default_rng(0)
     direction = random.standard_normal(FEATURES)
     rows, number = 0, 0
@@ -54,7 +54,7 @@ def write_files(folder: Path, size_bytes: float) -> int:
 
 @contextmanager
 def peaks() -> Generator[dict[int, int]]:
-    """Watches the resident memory of this process's children; yields pid -> peak."""
+    """Measures the resident memory of child processes; yields pid -> peak."""
     found: dict[int, int] = {}
     is_over = threading.Event()
 
@@ -100,7 +100,7 @@ def train(folder: Path, runs: Path, *, kill_at: int = 0) -> tuple[Any, float, in
 
 
 def main() -> None:
-    """Makes the data, trains on little and on all of it, prints and cleans up."""
+    """Makes the data, trains on a part and on all of it, prints and removes it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gb", type=float, default=5.0)
     parser.add_argument("--folder", type=Path, default=None)

@@ -21,7 +21,7 @@ COUNTS = (4, 16, 64)
 
 
 def crowd(seat: ServerAddress, count: int, gate: Any, over: Any, told: Any) -> None:
-    """So many clients in threads of this process."""
+    """This many clients in threads of this process."""
     clients = [Client(seat, STRATEGY) for _ in range(count)]
     done = [0] * count
 
@@ -40,7 +40,7 @@ def crowd(seat: ServerAddress, count: int, gate: Any, over: Any, told: Any) -> N
 
 
 def measure(count: int, seconds: float) -> dict[str, float]:
-    """Exchanges a second of all, and how the slowest fares beside the quickest."""
+    """Exchanges a second of all, and of the slowest against the fastest."""
     context = multiprocessing.get_context("spawn")
     gate, over = context.Barrier(PROCESSES + 1), context.Event()
     told = context.Queue()

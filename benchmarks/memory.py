@@ -31,7 +31,7 @@ ASKED = {"server": 3.0, "worker": 2.0}
 
 
 def make(megabytes: float) -> Any:
-    """A perceptron of so many bytes of weights, about, and plain SGD."""
+    """A perceptron of about this many bytes of weights, and plain SGD."""
     width = max(1, round(np.sqrt(megabytes * MB / 4 + INPUTS**2 / 4) - INPUTS / 2))
     layers = keras.layers
     model = keras.Sequential(
@@ -47,13 +47,13 @@ def make(megabytes: float) -> Any:
 
 
 def samples(workers: int) -> tuple[Any, Any]:
-    """As many steps for each worker as plain Keras takes."""
+    """Rows for as many steps of each worker as plain Keras takes."""
     x = np.random.default_rng(0).standard_normal((BATCH * STEPS * workers, INPUTS))
     return x.astype("f4"), np.zeros(len(x), "f4")
 
 
 class Watch(keras.callbacks.Callback):
-    """Notes private memory of processes, again and again, after the first epoch.
+    """Measures private memory of processes repeatedly, after the first epoch.
 
     Args:
         processes: Returns their names and what to ask.
@@ -89,7 +89,7 @@ class Watch(keras.callbacks.Callback):
 
 @contextmanager
 def named() -> Generator[dict[str, psutil.Process]]:
-    """Watches who is started; yields what is known by name."""
+    """Watches which processes are started; yields them by name."""
     start, known = ProcessLauncher.start, dict[str, psutil.Process]()
 
     def noted(self: ProcessLauncher, role: Any) -> str:

@@ -35,7 +35,7 @@ def one_server(
     host: str = "127.0.0.1",
     identity: Identity | None = None,
 ) -> Generator[ServerAddress]:
-    """Serves until the context ends; yields what a client joins with.
+    """Serves until the context ends; yields the address and identity for clients.
 
     Args:
         size: Floats of the vector.
@@ -113,6 +113,6 @@ class Client:
         member.push_weights(self.local, self._nothing, [piece], 1)
 
     def leave(self) -> None:
-        """Says goodbye."""
+        """Closes the connection."""
         self._member.leave()
         self._pairs.close()

@@ -1,4 +1,4 @@
-"""Who is faster on a machine whose pace changes: programs that take turns of seconds.
+"""Compares speeds on a machine whose pace changes: programs that take short turns.
 
 Run: `python -m benchmarks.paired`. Each program trains all the time, in a process of
 its own with all its children, but only one at a time may run: the others are stopped
@@ -36,7 +36,7 @@ HERE = Path(__file__).parents[1]
 
 
 class Counter:
-    """Samples that were trained on, in a file that two processes map."""
+    """A count of trained samples, in a file that two processes map."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -93,7 +93,7 @@ def train(who: str, batch: int, counter: Counter) -> None:
 
 @dataclass
 class Runner:
-    """A program that trains, when it may.
+    """A program that trains while it has the turn.
 
     Args:
         name: In the table.
@@ -132,7 +132,7 @@ class Runner:
         self._tell(signal.SIGSTOP)
 
     def turn(self, seconds: float) -> None:
-        """Lets it train for so long."""
+        """Lets it train for this long."""
         self._tell(signal.SIGCONT)
         time.sleep(SETTLE_S)
         before, began = self._counter.value, time.perf_counter()
@@ -142,7 +142,7 @@ class Runner:
         self.rates.append(done / took_s)
 
     def end(self) -> None:
-        """Kills what is left of it."""
+        """Kills its processes."""
         for process in self._everybody():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

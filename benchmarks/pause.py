@@ -1,4 +1,4 @@
-"""What checkpoints cost training: the share of each interval that one keeps busy.
+"""What checkpoints cost training: the share of each interval in which it waits for one.
 
 Run: `python -m benchmarks.pause`. Trains the Higgs-shaped MLP with a checkpoint every
 2 s in a local folder, and without, in turns. Busy are the thread that follows the run,
@@ -37,7 +37,7 @@ MOST = 0.05
 
 @dataclass
 class Seen:
-    """What was seen of checkpoints, one number for each.
+    """Measurements of checkpoints, one number for each checkpoint.
 
     Args:
         at: Seconds of a clock.
@@ -63,7 +63,7 @@ class Seen:
 
 
 def timed(function: Callable[..., Any], note: Callable[[float], None]) -> Any:
-    """Returns a function that notes how long each call takes."""
+    """Returns a function that measures each call."""
 
     @wraps(function)
     def call(*arguments: Any) -> Any:
@@ -76,7 +76,7 @@ def timed(function: Callable[..., Any], note: Callable[[float], None]) -> Any:
 
 
 def swap(old: Any, new: Any) -> None:
-    """Puts a function in another one's place wherever the engine uses it."""
+    """Replaces a function wherever the engine uses it."""
     name = old.__name__
     for module in [m for n, m in sys.modules.items() if n.startswith("shoal.engine")]:
         if vars(module).get(name) is old:
@@ -84,7 +84,7 @@ def swap(old: Any, new: Any) -> None:
 
 
 def watched(file: Path, kind: type, fields: dict[str, Any]) -> Any:
-    """What a server's process calls to read what it has to do."""
+    """Runs in a server's process when it reads its spec."""
     from shoal.engine.server.checkpoint import pack_restart
 
     def note(seconds: float) -> None:
@@ -97,7 +97,7 @@ def watched(file: Path, kind: type, fields: dict[str, Any]) -> Any:
 
 @contextmanager
 def watching(file: Path) -> Generator[Seen]:
-    """Times what belongs to checkpoints, here and in the server's process."""
+    """Measures the functions of checkpoints, here and in the server's process."""
     from shoal.engine.server.checkpoint import read_restart
 
     seen, keep = Seen(), Driver.on_checkpoint
@@ -122,7 +122,7 @@ def watching(file: Path) -> Generator[Seen]:
 def train(
     strategy: str, x: Any, y: Any, *, epochs: int, every: float | bool
 ) -> tuple[float, Seen]:
-    """Returns samples per second after the first epoch, and what was seen."""
+    """Returns samples per second after the first epoch, and the measurements."""
     marks = Marks()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "packed")

@@ -48,7 +48,7 @@ CLONE_NEWNET = 0x40000000
 
 
 def spec_of(size: int, servers: int, clients: int) -> ServerSpec:
-    """What all servers together are given; there is always more data."""
+    """The spec of all servers together; there is always more data."""
     rules = Rules(
         epoch_rows=(1 << 40,), first_epoch=0, epochs=1, workers=clients, batch=1,
         window=1, is_rounds=False, exchanges_gradients=False, is_elastic=False,
@@ -64,7 +64,7 @@ def spec_of(size: int, servers: int, clients: int) -> ServerSpec:
 
 
 def listen_in(host: str, address: str) -> socket.socket:
-    """Listens in a network namespace; a socket stays in the one it was made in."""
+    """Listens in a network namespace; a socket stays in the one where it was made."""
     found: list[socket.socket] = []
 
     def make() -> None:
@@ -81,7 +81,7 @@ def listen_in(host: str, address: str) -> socket.socket:
 
 @contextmanager
 def behind_cables(size: int, servers: int) -> Generator[ServerAddress]:
-    """Servers in namespaces; yields what a client joins with."""
+    """Starts servers in namespaces; yields the addresses for a client."""
     hosts, cable = Hosts(servers), Cable(mbit=MBIT)
     launchers: list[ProcessLauncher] = []
     listeners: list[socket.socket] = []
@@ -126,7 +126,7 @@ def behind_cables(size: int, servers: int) -> Generator[ServerAddress]:
 
 
 def exchange(seat: ServerAddress, times: int, gate: Any, told: Any) -> None:
-    """One client; tells the seconds of each exchange."""
+    """One client; sends the seconds of each exchange."""
     client = Client(seat, STRATEGY, has_slot=False)
     client.exchange()
     gate.wait()
@@ -159,18 +159,18 @@ def with_cables(size: int, servers: int, times: int) -> float:
 
 
 class Notes:
-    """An observer that keeps what it is told."""
+    """An observer that keeps the events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
 
     def on_event(self, kind: str, **fields: Any) -> None:
-        """Keeps it."""
+        """Keeps an event."""
         self.events.append(kind)
 
 
 def large(size: int, servers: int, times: int) -> dict[str, Any]:
-    """One client and so many servers, each with a standby; two of them are killed.
+    """One client and several servers, each with a standby; two of them are killed.
 
     The client adds 1 to every weight at each exchange: the center tells how often each
     of its parts has heard of that.
@@ -246,7 +246,7 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
 
 
 def _memory() -> int:
-    """Proportional bytes of this process and all it has started."""
+    """Proportional memory (PSS) of this process and all it has started."""
     found = 0
     for process in (me := psutil.Process(), *me.children(recursive=True)):
         try:

@@ -67,12 +67,12 @@ Found: TypeAlias = tuple[Counter[str], dict[int, str]]
 
 
 def simulate(first: int, end: int) -> Found:
-    """Runs the schedules of some seeds; returns what befell them, and what broke."""
+    """Runs the schedules of some seeds; returns event counts, and broken promises."""
     return _run(first, end, lambda seed: Fleet(draw(seed)))
 
 
 def succeed(first: int, end: int) -> Found:
-    """The same, of servers with a standby."""
+    """Runs the schedules of some seeds with a standby."""
     return _run(first, end, lambda seed: Succession(failover.draw(seed)))
 
 
@@ -98,7 +98,7 @@ def parts(first: int, end: int) -> Iterator[tuple[int, int]]:
 def simulate_all(
     first: int, end: int, processes: int, *, has_standby: bool = False
 ) -> int:
-    """Runs the schedules on several processes, and prints what was found.
+    """Runs the schedules on several processes, and prints the results.
 
     Returns:
         Seeds that broke a promise.
@@ -138,7 +138,7 @@ def simulate_all(
 
 
 def report(seed: int, why: str, option: str = "--seed") -> None:
-    """Prints a seed that failed, and how to see it again."""
+    """Prints a failed seed, and the command that replays it."""
     print(f"seed {seed}: {why}")
     print(f"  python -m benchmarks.simulate {option} {seed}", flush=True)
 

@@ -41,7 +41,7 @@ def _entrant(name: str, arguments: Any, *, is_slow: bool, **given: Any) -> Entra
 
 
 def contest(rows: int, *, has_peers: bool) -> Contest:
-    """All who take part; those that exchange every step have less to do."""
+    """All participants; those that exchange every step have fewer rows."""
     given: dict[str, Any] = {"work": "wide", "batch": 64, "rows": rows, "epochs": 2}
     few = given | {"rows": 64 * 20}
     entrants, aims = list[Entrant](), list[Aim]()

@@ -1,4 +1,4 @@
-"""Many runs in one process: does anything stay behind of them?
+"""Many runs in one process: does any of them leave something behind?
 
 Run: `make soak`, or `python -m benchmarks.soak --quick`. After every fit it looks at
 this process and at the folders that Shoal may write to. From the 50th fit on nothing
@@ -41,7 +41,7 @@ BOUNDS = {
 
 
 class Look(NamedTuple):
-    """What there is after a fit.
+    """The state after a fit.
 
     Args:
         seconds: The fit took.
@@ -95,7 +95,7 @@ def growth(values: Sequence[float]) -> Growth:
 
 
 def look(seconds: float, began: float) -> Look:
-    """Counts what is there now; files older than this program are not its own."""
+    """Counts what exists now; files older than this program are not its own."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # what is free, and only kept by the C library
@@ -116,7 +116,7 @@ def look(seconds: float, began: float) -> Look:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Bytes that are resident, 0 of what has just ended.
+    """Resident bytes of a process, 0 if it has just ended.
 
     On Linux without those of mapped files: the system takes their pages and gives
     them back as it likes, so that a program that stands still seems to grow.
@@ -131,7 +131,7 @@ def memory_of(process: psutil.Process) -> int:
 
 
 def is_since(path: Path, began: float) -> bool:
-    """Whether a file is there, and was made after a time."""
+    """Whether a file exists, and was made after a time."""
     try:
         return path.stat().st_ctime >= began
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def make() -> Any:
 
 
 def train(number: int, fit: Callable[..., Any] | None, models: Sequence[Any]) -> None:
-    """One fit with everything that comes with it: records, validation, a callback.
+    """One fit with a run folder, validation and a callback.
 
     Args:
         number: Of the fit.
@@ -187,7 +187,7 @@ def train(number: int, fit: Callable[..., Any] | None, models: Sequence[Any]) ->
 
 
 def judge(looks: Sequence[Look], settle: int) -> dict[str, tuple[Growth, bool]]:
-    """Whether each of what was counted stays as it was at fit `settle`."""
+    """Whether each count stays at its value of fit `settle`."""
     later = looks[settle - 1 :]
     found: dict[str, tuple[Growth, bool]] = {}
     for name, bound in BOUNDS.items():
@@ -218,7 +218,7 @@ def report(looks: Sequence[Look], settle: int) -> bool:
 
 
 def draw(looks: Sequence[Look], settle: int, out: Path) -> None:
-    """Writes the picture: memory above, everything that is counted below."""
+    """Writes the picture: memory above, all counts below."""
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(8, 5.6), layout="constrained")
@@ -245,7 +245,7 @@ def draw(looks: Sequence[Look], settle: int, out: Path) -> None:
 
 @contextmanager
 def fitting(options: argparse.Namespace) -> Generator[Callable[..., Any] | None]:
-    """What trains: a session's `fit`, Shoal's, or None for that of Keras."""
+    """The function that trains: of a session, of Shoal, or None for that of Keras."""
     import shoal
 
     if options.plain:

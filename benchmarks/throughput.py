@@ -56,7 +56,7 @@ def _scans(**given: Any) -> Entrant:
 
 
 def asynchronous(rows: int, *, has_peers: bool) -> list[Contest]:
-    """The perceptron at batch 64: aeasgd, the others at their defaults, peers."""
+    """The perceptron at batch 64: aeasgd, other strategies, other systems."""
     given: dict[str, Any] = {"work": "higgs", "batch": 64, "rows": rows}
     entrants = [*_plain(**given), _ours("aeasgd", **given), _scans(**given)]
     entrants += [_ours(name, **given) for name in OTHERS]

@@ -28,7 +28,7 @@ STRATEGIES = ("eamsgd", "diloco", "downpour", "aeasgd", "adag", "all_reduce")
 
 
 def entrants(*, has_peers: bool) -> list[Entrant]:
-    """Plain Keras, ours, and the others."""
+    """Plain Keras, Shoal, and the other systems."""
     given: dict[str, Any] = {
         "work": "events", "batch": 64, "rows": WORKS["events"].rows,
         "epochs": MOST_EPOCHS, "until": ACCURACY,
@@ -53,7 +53,7 @@ def entrants(*, has_peers: bool) -> list[Entrant]:
 
 
 def settled(entrant: Entrant) -> Entrant | None:
-    """Elephas with as many epochs as it needs; None where the most are not enough."""
+    """Elephas with as many epochs as it needs; None if the maximum is too small."""
     if entrant.module != "elephas_fit":
         return entrant
     for epochs in TRIES:
@@ -66,7 +66,7 @@ def settled(entrant: Entrant) -> Entrant | None:
 
 
 def table(found: dict[str, list[Result]]) -> str:
-    """Markdown, the first one first."""
+    """Markdown, the fastest first."""
     lines = ["| who | seconds | slowest to quickest | epochs |", "|---|---|---|---|"]
     for name in sorted(found, key=lambda name: middle(found[name])):
         spans = [math.inf if r.reached_s is None else r.reached_s for r in found[name]]
@@ -79,7 +79,7 @@ def table(found: dict[str, list[Result]]) -> str:
 
 
 def middle(results: list[Result]) -> float:
-    """The median of the seconds; infinite for whoever did not get there."""
+    """The median of the seconds; infinite if the accuracy was not reached."""
     return st.median(math.inf if r.reached_s is None else r.reached_s for r in results)
 
 

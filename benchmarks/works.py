@@ -1,4 +1,4 @@
-"""What the contests train: models and samples, the same for everybody who takes part.
+"""Works of the contests: models and samples, the same for all participants.
 
 Keras is imported only to make a model: the environment of a contestant may be without.
 """
@@ -22,7 +22,7 @@ EVENTS = 18_000
 
 
 def higgs(rows: int) -> tuple[Any, Any]:
-    """Samples of the shape of the Higgs data, with something to be learnt."""
+    """Random samples of the shape of the Higgs data, which a model can learn."""
     x = np.random.default_rng(0).standard_normal((rows, 30)).astype("f4")
     return x, (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("i4")
 
@@ -118,7 +118,7 @@ def text(rows: int) -> tuple[Any, Any]:
 
 
 def _perceptron() -> Any:
-    """30-600-600-2, dropout 0.2."""
+    """A perceptron 30-600-600-2 with dropout 0.2."""
     import keras
 
     layers = keras.layers
@@ -135,7 +135,7 @@ def _perceptron() -> Any:
 
 
 def _wide() -> Any:
-    """30-1720-1720-1720-2: 6 million weights."""
+    """A perceptron 30-1720-1720-1720-2: 6 million weights."""
     import keras
 
     layers = keras.layers
@@ -146,14 +146,14 @@ def _wide() -> Any:
 
 
 def _resnet() -> Any:
-    """Three blocks of two convolutions: that of the example of image folders."""
+    """Three blocks of two convolutions, as in the example of image folders."""
     from examples.image_folder import make_model
 
     return make_model()
 
 
 def _lstm() -> Any:
-    """Characters through an LSTM, numbers beside them: EasyDist's example."""
+    """An LSTM over characters, with numbers beside them: EasyDist's example."""
     import keras
 
     layers = keras.layers
@@ -168,7 +168,7 @@ def _lstm() -> Any:
 
 
 def _characters(rows: int) -> tuple[Any, Any]:
-    """The text's characters alone."""
+    """The characters of the text alone."""
     x, y = text(rows)
     return x["characters"], y
 
@@ -193,7 +193,7 @@ def _transformer() -> Any:
 
 @dataclass(frozen=True)
 class Work:
-    """Something to train.
+    """Data and a model.
 
     Args:
         rows: Of an epoch, unless others are asked for.

@@ -18,13 +18,13 @@ START = keras.initializers.GlorotUniform(seed=1)  # trials begin alike
 
 
 def waves(rows: int, seed: int) -> tuple[Any, Any]:
-    """Points of a plane, and which side of a wave they lie on."""
+    """Points of a plane, and the side of a wave on which they lie."""
     x = np.random.default_rng(seed).uniform(-1, 1, (rows, 2)).astype("f4")
     return x, (x[:, 1] > 0.5 * np.sin(4 * x[:, 0])).astype("f4")
 
 
 class WaveModel(keras_tuner.HyperModel):
-    """What is searched: width and learning rate. A session trains each trial."""
+    """The searched parameters: width and learning rate. A session trains each trial."""
 
     def __init__(self, session: shoal.Session) -> None:
         super().__init__()

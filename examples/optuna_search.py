@@ -17,13 +17,13 @@ START = keras.initializers.GlorotUniform(seed=1)  # trials begin alike
 
 
 def waves(rows: int, seed: int) -> tuple[Any, Any]:
-    """Points of a plane, and which side of a wave they lie on."""
+    """Points of a plane, and the side of a wave on which they lie."""
     x = np.random.default_rng(seed).uniform(-1, 1, (rows, 2)).astype("f4")
     return x, (x[:, 1] > 0.5 * np.sin(4 * x[:, 0])).astype("f4")
 
 
 class Pruning(keras.callbacks.Callback):
-    """Tells Optuna how far a trial is, and stops one that is not promising.
+    """Reports the progress of a trial to Optuna, and stops one that is not promising.
 
     It stops the training in Keras' way, which keeps the workers; an exception from
     here would end them.

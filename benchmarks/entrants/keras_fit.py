@@ -13,7 +13,7 @@ from benchmarks.works import WORKS
 
 
 class Marks(keras.callbacks.Callback):
-    """Notes how long epochs take, from their first step to their last callback."""
+    """Measures epochs, from their first step to their last callback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Marks(keras.callbacks.Callback):
 
 
 class Until(keras.callbacks.Callback):
-    """Ends the training when it is good enough, and notes when that was.
+    """Ends the training at a given accuracy, and notes the time.
 
     Args:
         accuracy: Of the validation.
@@ -48,7 +48,7 @@ class Until(keras.callbacks.Callback):
 
 
 def train(given: Any, fit: Callable[..., Any]) -> None:
-    """Trains, and tells of it.
+    """Trains, and prints the result.
 
     Args:
         given: What was asked.

@@ -1,4 +1,4 @@
-"""The limit: two JAX processes that compute the same steps and exchange nothing.
+"""The upper limit: two JAX processes that compute the same steps and exchange nothing.
 
 Each is bound to a core of its own, and runs a `lax.scan` of 10 steps over Keras'
 stateless calls, with rows that lie on its device; nobody shuffles, counts or calls

@@ -1,4 +1,4 @@
-"""What everybody who takes part in a contest is asked, and answers.
+"""Command line and result of all participants of a contest.
 
 Each trains in a process of its own, and ends with one line of JSON: seconds of its
 epochs, its losses, and when the model was trained.
@@ -31,7 +31,7 @@ def asked(*more: Callable[[argparse.ArgumentParser], object]) -> argparse.Namesp
 
 
 def answer(spans: Sequence[float], losses: Sequence[float], **more: Any) -> None:
-    """Prints what `contest` reads.
+    """Prints the line that `contest` reads.
 
     Args:
         spans: Seconds of each epoch.

@@ -22,7 +22,7 @@ from benchmarks.works import WORKS
 
 
 class _Block(nn.Module):
-    """Two convolutions, and one beside them."""
+    """A residual block: two convolutions, and one beside them."""
 
     def __init__(self, before: int, filters: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def steps(rank: int, given: Any) -> tuple[list[float], list[float], float | None
 
 
 def _accuracy(model: Any, given: Any, rank: int) -> float:
-    """Of what was held back, each process a half."""
+    """Accuracy on the validation data, of which each process has a half."""
     x, y = WORKS[given.work].held_back()
     model.eval()
     with torch.no_grad():

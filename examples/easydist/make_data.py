@@ -18,7 +18,7 @@ ENDINGS = {".py": 1, ".md": 0}
 
 
 def lines_of(folder: Path, ending: str) -> list[str]:
-    """Returns the lines of all files with this ending that say something."""
+    """Returns the lines with text of all files with this ending."""
     places = [folder / name for name in FOLDERS if (folder / name).is_dir()] or [folder]
     paths = [p for place in places for p in sorted(place.rglob(f"*{ending}"))]
     texts = [line for path in paths for line in path.read_text().splitlines()]

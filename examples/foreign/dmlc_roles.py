@@ -1,4 +1,4 @@
-"""Checks the roles of DMLC: every process meets the scheduler and says who it is.
+"""Checks the roles of DMLC: every process reports its role to the scheduler.
 
     shoal launch --scheduler --ps 2 --per-node 2 -- python dmlc_roles.py
 
@@ -19,7 +19,7 @@ LIMIT_S = 60.0
 
 
 def schedule() -> None:
-    """Hears from all others, and answers when all are there."""
+    """Receives the roles of all others, and answers when all have connected."""
     with socket.create_server(ROOT) as listener:
         listener.settimeout(LIMIT_S)
         callers = [listener.accept()[0] for _ in range(SERVERS + WORKERS)]
@@ -36,7 +36,7 @@ def schedule() -> None:
 
 
 def call() -> None:
-    """Tells the scheduler who this is; it may not listen yet."""
+    """Sends this process' role to the scheduler, which may not listen yet."""
     number = os.environ.get("DMLC_SERVER_ID", os.environ.get("DMLC_WORKER_ID"))
     until = time.monotonic() + LIMIT_S
     while True:

@@ -17,7 +17,7 @@ STEPS, LIMIT_S = 40, 120.0
 
 
 def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, path: str) -> None:
-    """What the chief does."""
+    """Runs the chief."""
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     with strategy.scope():
         weights = tf.Variable(tf.zeros((2, 1)))
@@ -42,7 +42,7 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, path: str) -
 
 
 def evaluate(path: str) -> None:
-    """What the evaluator does."""
+    """Runs the evaluator."""
     until = time.monotonic() + LIMIT_S
     while not Path(f"{path}.index").exists():
         if time.monotonic() > until:
@@ -54,7 +54,7 @@ def evaluate(path: str) -> None:
 
 
 def main() -> None:
-    """Does what `TF_CONFIG` says that this process is."""
+    """Runs the part that `TF_CONFIG` names."""
     path = os.path.join(os.environ["SHOAL_LOGS"], "trained")
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type in ("worker", "ps"):
