@@ -114,7 +114,7 @@ def test_strategies_are_kept_as_text_where_that_says_all() -> None:
     mine = type("Mine", (strategies.LocalSGD,), {"name": "mine"})()
     estimator = KerasEstimator(strategy=strategies.AEASGD(period=3, beta=0.5))
     assert estimator.getStrategy() == "aeasgd:period=3,beta=0.5"
-    assert KerasEstimator(strategy=mine).getStrategy() is mine
+    assert KerasEstimator(strategy=mine).getStrategy() == mine
     scaled = strategies.AllReduce(scale_learning_rate=True)
     text = KerasEstimator(strategy=scaled).getStrategy()
     assert text == "all_reduce:scale_learning_rate=true"

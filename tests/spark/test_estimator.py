@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -19,10 +20,15 @@ from shoal.spark import KerasEstimator, KerasModel
 from shoal.spark.estimator import divided
 from shoal.spark.fit_request import read_request
 from tests.habits.cases import data, make_model, weights_of
-from tests.spark.conftest import needs_java, open_session
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool"),
+]
 
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark.md"
 NAMES = [f"x{number}" for number in range(8)]
 QUIET = {"run": False, "verbose": 0}
 
@@ -41,19 +47,11 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def spark(
-    _own_temporary_folder: None,
-    python_of_tests: None,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Any]:
-    """A session that keeps its Python workers, so that each imports Keras once."""
-    needs_java()
-    folder = str(tmp_path_factory.mktemp("spark"))
-    words = {"spark.python.worker.reuse": "true"}
-    session = open_session("local[2]", folder, **words)
-    yield session
-    session.stop()
+@pytest.fixture
+def threads_end() -> Iterator[None]:
+    """Searches of Spark leave their threads to the garbage collector."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +64,7 @@ def rows(spark: Any) -> Any:
     ]
     types = ", ".join(f"{name} double" for name in NAMES)
     made = spark.createDataFrame(listed, f"{types}, word string, held boolean, id int")
-    return made.coalesce(2)
+    return made.coalesce(1)  # each task that predicts imports Keras
 
 
 def numbers_of(frame: Any) -> list[list[float]]:
@@ -78,58 +76,47 @@ def numbers_of(frame: Any) -> list[list[float]]:
     ]
 
 
-def pipeline(estimator: KerasEstimator) -> Any:
-    from pyspark.ml import Pipeline
-    from pyspark.ml.feature import StandardScaler, StringIndexer, VectorAssembler
-
-    stages: Any = [
-        VectorAssembler(inputCols=NAMES, outputCol="assembled"),
-        StandardScaler(inputCol="assembled", outputCol="features", withMean=True),
-        StringIndexer(inputCol="word", outputCol="label"),
-        estimator,
-    ]
-    return Pipeline(stages=stages)
-
-
 # ---------------------------------------------------------- pipelines, searches
 
 
-def test_a_search_of_two_threads_on_two_slots_ends_and_its_best_model_is_kept(
-    spark: Any, rows: Any, tmp_path: Path
-) -> None:
-    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
-    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+def example() -> str:
+    """The block of the page about pipelines."""
+    fence, text = "```python\n", PAGE.read_text()
+    [found] = [
+        block.partition("```")[0]
+        for block in text.split(fence)
+        if "KerasEstimator(" in block.partition("```")[0]
+    ]
+    return found
 
+
+def test_a_search_of_two_threads_on_two_slots_ends_and_its_best_model_is_kept(
+    spark: Any,
+    rows: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads_end: None,
+) -> None:
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path / "runs"))
     model = make_model()
     before = weights_of(model)
-    estimator = KerasEstimator(
-        model=model, strategy="aeasgd", period=2, numWorkers=2, batchSize=16, seed=1,
-        fitParams=QUIET,
-    )  # fmt: skip
-    grid = ParamGridBuilder().addGrid(estimator.learningRate, [0.0, 0.2])
-    search = CrossValidator(
-        estimator=pipeline(estimator),
-        estimatorParamMaps=grid.build(),
-        evaluator=MulticlassClassificationEvaluator(metricName="accuracy"),
-        numFolds=2,
-        parallelism=2,
-        seed=3,
-    )
-    found = search.fit(rows)
-    still, moving = found.avgMetrics
+    folder = f"file://{tmp_path}"
+    names: dict[str, Any] = {
+        "model": model, "df": rows, "numbers": NAMES, "folder": folder
+    }  # fmt: skip
+    exec(example(), names)
+    still, moving = names["found"].avgMetrics
     assert moving > still
-    best: Any = found.bestModel
+    best = names["found"].bestModel
     assert best.stages[-1].history["loss"]
     for mine, other in zip(weights_of(model), before, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert not rows.is_cached
-    assert rows.rdd.getNumPartitions() == 2
-    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
 
     # Another process has the same predictions.
-    best.write().overwrite().save(f"file://{tmp_path}/best")
+    expected = numbers_of(names["scored"])
     rows.write.parquet(f"{tmp_path}/rows")
-    expected = numbers_of(best.transform(rows))
     done = subprocess.run(
         [sys.executable, "-c", OTHER_PROCESS, str(tmp_path)],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
@@ -141,9 +128,9 @@ def test_a_search_of_two_threads_on_two_slots_ends_and_its_best_model_is_kept(
     np.testing.assert_allclose(there["rows"], expected, rtol=0, atol=1e-6)
 
 
-def test_a_search_over_numbers_of_a_strategy(rows: Any) -> None:
+def test_a_search_over_numbers_of_a_strategy(rows: Any, threads_end: None) -> None:
     from pyspark.ml.evaluation import RegressionEvaluator
-    from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+    from pyspark.ml.tuning import TrainValidationSplit
 
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -151,15 +138,17 @@ def test_a_search_over_numbers_of_a_strategy(rows: Any) -> None:
         model=model, featuresCols=NAMES, labelCol="x0", strategy="local_sgd",
         numWorkers=2, batchSize=8, cluster="inline", fitParams=QUIET,
     )  # fmt: skip
-    grid = ParamGridBuilder().addGrid(estimator.period, [1, 3])
-    grid = grid.addGrid(estimator.epochs, [1, 4])
+    grid = [
+        {estimator.period: 3, estimator.epochs: 1},
+        {estimator.period: 1, estimator.epochs: 4},
+    ]
     search = TrainValidationSplit(
-        estimator=estimator, estimatorParamMaps=grid.build(), parallelism=2, seed=2,
+        estimator=estimator, estimatorParamMaps=grid, parallelism=2, seed=2,
         evaluator=RegressionEvaluator(labelCol="x0"), collectSubModels=True,
     )  # fmt: skip
     found = search.fit(rows)
     models: Any = found.subModels
-    assert [len(one.history["loss"]) for one in models] == [1, 4, 1, 4]
+    assert [len(one.history["loss"]) for one in models] == [1, 4]
     assert found.validationMetrics[1] < found.validationMetrics[0]
     assert found.bestModel.transform(rows).schema["prediction"].dataType.typeName() == (
         "double"

@@ -1,4 +1,4 @@
-"""What dist-keras had, for Keras 3: trainers, predictor and helpers for DataFrames.
+"""Training and predictions on DataFrames: what dist-keras had, and stages of Spark ML.
 
 Names are loaded when they are first used, so that `import shoal.spark` imports neither
 PySpark nor Keras: executors import this package before they know their backend.
@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.spark.estimator import KerasEstimator as KerasEstimator
+    from shoal.spark.model import KerasModel as KerasModel
     from shoal.spark.predictor import ModelPredictor as ModelPredictor
     from shoal.spark.shuffling import shuffle as shuffle
     from shoal.spark.trainers import ADAG as ADAG
@@ -43,6 +45,8 @@ __all__ = [
     "DiLoCo",
     "DistributedTrainer",
     "DynSGD",
+    "KerasEstimator",
+    "KerasModel",
     "LocalSGD",
     "ModelPredictor",
     "SingleTrainer",
@@ -51,6 +55,8 @@ __all__ = [
 ]
 
 _PLACES = {
+    "KerasEstimator": "estimator",
+    "KerasModel": "model",
     "ModelPredictor": "predictor",
     "shuffle": "shuffling",
 }
