@@ -188,8 +188,8 @@ def test_the_nearest_column_is_named() -> None:
     check_columns(asked(weightCol="weight"), COLUMNS)
     with pytest.raises(DataError, match=r"'feature'\. Did you mean 'features'"):
         check_columns(asked(featuresCol="feature"), COLUMNS)
-    with pytest.raises(DataError, match=r"'hel'\. Did you mean 'held'"):
-        check_columns(asked(validationIndicatorCol="hel"), COLUMNS)
+    with pytest.raises(DataError, match=r"'helds'\. Did you mean 'held'"):
+        check_columns(asked(validationIndicatorCol="helds"), COLUMNS)
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
