@@ -53,8 +53,8 @@ class Monkey:
     """Kills or stops child processes at regular times, until it is told to end.
 
     Args:
-        seed: Of who is hit, and with what.
-        seconds: It hits for so long, 0 for never.
+        seed: Seed of the choice of processes and signals.
+        seconds: Duration of the disturbance, 0 for none.
     """
 
     seed: int
@@ -226,10 +226,10 @@ def compare(
     """An undisturbed run of about this many seconds, and the same run, disturbed.
 
     Args:
-        strategy: Its name.
+        strategy: Name of the strategy.
         digits: The data.
-        seed: Of the hits.
-        seconds: Of the hits.
+        seed: Seed of the signals.
+        seconds: Duration of the disturbance.
         choices: Spare processes, a disturbed run for each.
     """
     epochs = epochs_for(strategy, digits, seconds, 0)

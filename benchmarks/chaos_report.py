@@ -21,7 +21,7 @@ class Hit(NamedTuple):
         at: Unix time.
         name: "server" or "worker".
         signal: SIGKILL or SIGSTOP.
-        pid: Of the process.
+        pid: Process id.
     """
 
     at: float
@@ -35,15 +35,15 @@ class Result:
     """One run.
 
     Args:
-        strategy: Its name.
+        strategy: Name of the strategy.
         expected: Samples that should be committed.
         began: Unix time of the call of `fit`.
         seconds: Until it returned.
         accuracy: On test data.
-        hits: Whom it was done to.
-        events: Of the run folder.
-        leftovers: What was there afterwards.
-        error: That ended it, "" for none.
+        hits: Signals to its processes.
+        events: Events of the run folder.
+        leftovers: What it left behind.
+        error: The error that ended it, "" for none.
         spares: Processes that waited.
     """
 

@@ -50,7 +50,7 @@ class Problem:
     """One data set and a model for it.
 
     Args:
-        name: Of the data.
+        name: Name of the data.
         recipe: Model and training in words; a result counts for this recipe only.
         task: Learning-rate factor -> what to learn.
     """

@@ -28,9 +28,9 @@ class Loss:
     """Accuracy against `single` of the same seed, in points.
 
     Args:
-        mean: Over the seeds.
-        deviation: Between the seeds.
-        seeds: How many.
+        mean: Mean over the seeds.
+        deviation: Standard deviation between the seeds.
+        seeds: Number of seeds.
     """
 
     mean: float

@@ -33,15 +33,15 @@ class Entrant:
     """A participant of a contest.
 
     Args:
-        name: In the table.
-        module: Of `benchmarks.entrants`.
+        name: Name in the table.
+        module: Module of `benchmarks.entrants`.
         work: Key of `WORKS`.
-        batch: As the module takes it.
-        rows: Of an epoch.
-        epochs: To train, the first not counted; at least 2.
-        options: More of the command line.
+        batch: Batch size, as the module takes it.
+        rows: Rows of an epoch.
+        epochs: Epochs to train, without the first; at least 2.
+        options: More arguments of the command line.
         environment: See `environments`.
-        variables: Of the process.
+        variables: Environment variables of the process.
         until: Validation accuracy at which it may end.
         limit_s: Seconds after which it has failed.
     """
@@ -99,8 +99,8 @@ class Result:
     Args:
         rate: Samples/s of the epochs after the first.
         cold_s: Seconds from the start of the process to the trained model.
-        losses: Of each epoch, empty where nobody says.
-        epochs: That were trained.
+        losses: Loss of each epoch, empty if the program prints none.
+        epochs: Number of trained epochs.
         reached_s: Seconds from the start of the process to the accuracy that was
             asked for; None where it was not reached.
     """
@@ -120,7 +120,7 @@ class Aim:
         of: Name of an entrant.
         over: Names of those it is compared with; the best of them counts.
         least: The ratio that is asked.
-        words: For the comparison.
+        words: Words for the comparison.
     """
 
     of: str
@@ -134,8 +134,8 @@ class Contest:
     """Participants, and the required ratios.
 
     Args:
-        title: Of the table.
-        entrants: In the order of their turns.
+        title: Title of the table.
+        entrants: Participants in the order of their turns.
         aims: Judged at the end.
     """
 

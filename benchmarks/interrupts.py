@@ -115,9 +115,9 @@ class Press:
 
     Args:
         moment: When, one of `MOMENTS`.
-        strategy: Of the run.
-        delay_s: From the moment to the first press.
-        gaps_s: From each press to the next one.
+        strategy: Strategy of the run.
+        delay_s: Seconds from the moment to the first press.
+        gaps_s: Seconds from each press to the next one.
         is_stopped: Whether its processes are stopped before.
     """
 
@@ -145,9 +145,9 @@ class Found:
     """The result of one run.
 
     Args:
-        seconds: From the first press to the end.
+        seconds: Seconds from the first press to the end.
         how: "interrupted", "finished", "ended" (its process, by the third press).
-        wrong: What is not as it has to be, empty for nothing.
+        wrong: What is wrong, empty for nothing.
     """
 
     seconds: float

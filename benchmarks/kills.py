@@ -43,7 +43,7 @@ def run_for(
     Args:
         code: A program.
         *words: Its arguments.
-        root: Where the folder of its run will be, None when it is there.
+        root: Folder in which its run will be, None if the run exists.
         seconds: Until it is killed, None to let it end.
 
     Returns:

@@ -39,10 +39,10 @@ def one_server(
 
     Args:
         size: Floats of the vector.
-        strategy: By name.
-        clients: That will join.
-        host: Where it listens.
-        identity: For TLS, None for none.
+        strategy: Name of the strategy.
+        clients: Number of clients that will join.
+        host: Address on which it listens.
+        identity: Identity for TLS, None for none.
     """
     listener = socket.create_server((host, 0), backlog=128)
     launcher = ProcessLauncher(shared=[listener.fileno()])
@@ -80,10 +80,10 @@ class Client:
     """A worker without a model.
 
     Args:
-        seat: Of a server.
-        strategy: Of that server, by name.
+        seat: Address of a server, and identity for joining.
+        strategy: Name of that server's strategy.
         has_slot: Vectors through shared memory.
-        has_cores: It has all of the machine's, as a worker has that is alone there.
+        has_cores: It may use all cores, like a worker that is alone on its machine.
     """
 
     def __init__(

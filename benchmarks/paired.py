@@ -60,7 +60,7 @@ def train(who: str, batch: int, counter: Counter) -> None:
     Args:
         who: "keras" or the name of a strategy.
         batch: Samples of a step.
-        counter: Of its samples.
+        counter: Counter of its samples.
     """
     import keras
 
@@ -96,11 +96,11 @@ class Runner:
     """A program that trains while it has the turn.
 
     Args:
-        name: In the table.
+        name: Name in the table.
         who: See `train`.
         batch: Samples of a step.
         home: Checkout whose code runs.
-        folder: For its counter.
+        folder: Folder for its counter.
     """
 
     name: str

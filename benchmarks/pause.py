@@ -40,9 +40,9 @@ class Seen:
     """Measurements of checkpoints, one number for each checkpoint.
 
     Args:
-        at: Seconds of a clock.
-        read: Seconds in which their bytes were taken apart, in this process.
-        kept: Seconds in which callbacks and history were added.
+        at: Time of each, in seconds.
+        read: Seconds in which this process read its bytes.
+        kept: Seconds in which this process added callbacks and history.
         packed: Seconds in which the server made their bytes.
     """
 

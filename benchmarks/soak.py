@@ -48,9 +48,9 @@ class Look(NamedTuple):
         memory_mib: Memory of this process, see `memory_of`, without garbage.
         workers_mib: Memory of its children; 0 where none is left.
         descriptors: Open file descriptors.
-        threads: Of this process, those of libraries included.
+        threads: Threads of this process, those of libraries included.
         processes: Children and their children, dead ones that nobody heard of, too.
-        files: Of Shoal's, in shared memory and in the temporary folder.
+        files: Files of Shoal in shared memory and in the temporary folder.
     """
 
     seconds: float
@@ -66,9 +66,9 @@ class Growth(NamedTuple):
     """Values at the end less those at the beginning, by a straight line.
 
     Args:
-        middle: By the median slope.
-        low: By the lower end of its 95 % interval.
-        high: By the upper end.
+        middle: Growth by the median slope.
+        low: Growth by the lower end of its 95 % interval.
+        high: Growth by the upper end.
     """
 
     middle: float
@@ -157,9 +157,9 @@ def train(number: int, fit: Callable[..., Any] | None, models: Sequence[Any]) ->
     """One fit with a run folder, validation and a callback.
 
     Args:
-        number: Of the fit.
-        fit: Of `shoal` or a session; None for that of Keras.
-        models: To train in turn; empty for a new one each time.
+        number: Number of the fit.
+        fit: The `fit` of `shoal` or a session; None for that of Keras.
+        models: Models to train in turn; empty for a new one each time.
     """
     import keras
 

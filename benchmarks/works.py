@@ -196,13 +196,13 @@ class Work:
     """Data and a model.
 
     Args:
-        rows: Of an epoch, unless others are asked for.
+        rows: Rows of an epoch by default.
         samples: Rows -> (x, y).
         model: Makes the model.
-        optimizer: Of Keras, by name.
-        loss: The same.
+        optimizer: Name of Keras' optimizer.
+        loss: Name of Keras' loss.
         held_back: Makes samples to validate with.
-        learning_rate: Of the optimizer, None for its own.
+        learning_rate: Learning rate, None for the optimizer's default.
     """
 
     rows: int

@@ -32,7 +32,7 @@ class Until(keras.callbacks.Callback):
     """Ends the training at a given accuracy, and notes the time.
 
     Args:
-        accuracy: Of the validation.
+        accuracy: Required accuracy of the validation.
     """
 
     def __init__(self, accuracy: float) -> None:
@@ -51,7 +51,7 @@ def train(given: Any, fit: Callable[..., Any]) -> None:
     """Trains, and prints the result.
 
     Args:
-        given: What was asked.
+        given: The parsed command line.
         fit: Called as `fit` of a model.
     """
     work, marks = WORKS[given.work], Marks()

@@ -25,8 +25,8 @@ def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:
     """Trains with two workers; returns the history.
 
     Args:
-        cable: Of each worker's host, None for one as fast as it can be.
-        arguments: Of `shoal.fit`.
+        cable: Link of each worker's host, None for an unlimited one.
+        arguments: Arguments of `shoal.fit`.
     """
     hosts = Hosts(2, cable)
 

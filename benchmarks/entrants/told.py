@@ -36,7 +36,7 @@ def answer(spans: Sequence[float], losses: Sequence[float], **more: Any) -> None
     Args:
         spans: Seconds of each epoch.
         losses: Mean loss of each epoch.
-        more: Whatever else was measured.
+        more: Other measurements.
     """
     found = {"spans": [*spans], "losses": [*losses], "trained_at": time.time(), **more}
     print(json.dumps(found), flush=True)

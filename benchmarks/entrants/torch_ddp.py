@@ -81,8 +81,8 @@ def steps(rank: int, given: Any) -> tuple[list[float], list[float], float | None
     """Trains, as one of two processes that form a group already.
 
     Args:
-        rank: Of this one.
-        given: What was asked.
+        rank: Rank of this process.
+        given: The parsed command line.
 
     Returns:
         Seconds and loss of each epoch, and when the accuracy was reached.
