@@ -23,7 +23,7 @@ from benchmarks.works import ROOT
 
 LIMIT_S = 240.0
 HEADER = (
-    "| who | samples/s | slowest to quickest | all of it, cold | |\n"
+    "| program | samples/s | slowest to fastest | cold start to trained model | |\n"
     "|---|---|---|---|---|"
 )
 
@@ -183,7 +183,7 @@ class Contest:
                 f"{max(rates):,.0f} | {st.median(r.cold_s for r in results):.1f} s | "
                 + (f"loss {losses[-1]:.3f} |" if losses else "|")
             )
-        lines += ["", "| | found | asked |", "|---|---|---|"]
+        lines += ["", "| | measured | required |", "|---|---|---|"]
         for aim, ratio in self.judged():
             lines.append(f"| {aim.of}: {aim.words} | {ratio:.2f} | {aim.least:g} |")
         return "\n".join(lines)

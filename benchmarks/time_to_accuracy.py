@@ -67,7 +67,7 @@ def settled(entrant: Entrant) -> Entrant | None:
 
 def table(found: dict[str, list[Result]]) -> str:
     """Markdown, the fastest first."""
-    lines = ["| who | seconds | slowest to quickest | epochs |", "|---|---|---|---|"]
+    lines = ["| program | seconds | slowest to fastest | epochs |", "|---|---|---|---|"]
     for name in sorted(found, key=lambda name: middle(found[name])):
         spans = [math.inf if r.reached_s is None else r.reached_s for r in found[name]]
         epochs = st.median(r.epochs for r in found[name])
