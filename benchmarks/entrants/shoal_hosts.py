@@ -37,7 +37,7 @@ def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:
         return ["ip", "netns", "exec", hosts.names[int(number) % 2]]
 
     pool = ProcessPool(
-        worker_environment_of("jax", 2, 1), host=hosts.address, through=through
+        worker_environment_of("jax", 2, 1), address=(hosts.address, 0), through=through
     )
     try:
         context = FitContext(began=time.monotonic(), pool=pool)

@@ -257,6 +257,10 @@ class MachineFacts:
         slots: For a cluster that counts places for workers itself, their number; None
             if the cores decide.
         threads_each: For such a cluster, cores of each place; 0 if they are shared.
+        is_divisible: Whether a worker may be given more cores than that; there are
+            fewer places then.
+        overhead_each_mib: Memory of a worker's processes beside the engine's own, above
+            which a container is killed; 0 if there is no such limit.
 
     Example:
         >>> MachineFacts(cores=2).gpus
@@ -271,6 +275,8 @@ class MachineFacts:
     gpus_each: float = 0.0
     slots: int | None = None
     threads_each: int = 0
+    is_divisible: bool = False
+    overhead_each_mib: int = 0
 
     def threads_of(self, workers: int) -> int:
         """Returns the cores for each worker, on machines that share them evenly.
@@ -294,6 +300,8 @@ class MachineFacts:
             >>> cluster.room_for(3), cluster.room_for(8)
             (4, 2)
         """
+        if self.slots is not None and threads > self.threads_each > 0:
+            return sum(node.cores // threads for node in self.nodes)
         if self.slots is not None:
             return self.slots
         rooms = (

@@ -102,7 +102,7 @@ def test_ctrl_c_leaves_the_best_member_so_far(
     x, y = line(32)
     losses = [0.5, 0.2, None]
 
-    def interrupt(ready: Any, works: Any, board: Any) -> Any:
+    def interrupt(ready: Any, works: Any, *_: Any) -> Any:
         for number, (work, loss) in enumerate(zip(works, losses, strict=True)):
             work.model.set_weights([np.full(w.shape, number) for w in make_weights()])
             if loss is not None:  # the third has not ended an epoch

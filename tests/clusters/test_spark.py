@@ -13,7 +13,7 @@ import shoal
 from shoal.clusters import ResourceRequest, Spark
 from shoal.clusters import spark as module
 from shoal.clusters.finding import find_cluster
-from shoal.clusters.spark import address, refuse, workers_now
+from shoal.clusters.spark import address, machine_of, refuse, workers_now
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.facts import MachineFacts, NodeFacts
 from shoal.jvm_errors import cause
@@ -22,6 +22,7 @@ from tests.test_house import run_python
 
 pytest.importorskip("pyspark")
 
+from shoal.launchers.spark_resources import TaskResources
 from shoal.launchers.spark_session import (
     CONNECT,
     Executor,
@@ -33,8 +34,9 @@ from shoal.launchers.spark_session import (
 def facts(**changes: Any) -> SessionFacts:
     """A session on a machine of two cores."""
     known: dict[str, Any] = {
-        "master": "local[2]", "host": "192.0.2.9", "bind": "192.0.2.9", "cpus": 1,
-        "slots": 2, "executors": (Executor(host="127.0.0.1", slots=2),),
+        "master": "local[2]", "host": "192.0.2.9", "bind": "192.0.2.9",
+        "resources": TaskResources(cpus=1), "slots": 2,
+        "executors": (Executor(host="127.0.0.1", cores=2),),
     }  # fmt: skip
     return SessionFacts(**{**known, **changes})
 
@@ -59,6 +61,15 @@ def test_its_module_imports_no_pyspark() -> None:
 def test_a_wrong_wait_is_refused(wait_s: Any) -> None:
     with pytest.raises(ConfigError, match=r"wait_s=.* cannot be used"):
         Spark(wait_s=wait_s)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"port": 70000}, {"port": "a"}, {"cpus": 0}, {"gpus": -1}, {"silent_s": 1}],
+)
+def test_wrong_numbers_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}=.* cannot be used"):
+        Spark(**wrong)
 
 
 # -------------------------------------------------------------------- sessions
@@ -97,8 +108,11 @@ def test_threads_that_share_a_job_group_are_refused(
 
 
 def test_a_limit_of_python_memory_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"pyspark\.memory allows 2,048 MiB"):
+    with pytest.raises(PlanError, match=r"pyspark\.memory allows 1,024 MiB a worker"):
         refuse(facts(python_mib=2048))
+    with pytest.raises(PlanError, match=r"allows 8,191 MiB a worker"):
+        refuse(facts(python_mib=(16 << 10) - 1))
+    refuse(facts(python_mib=16 << 10))
     refuse(facts(python_mib=0))
 
 
@@ -142,17 +156,15 @@ def test_runs_of_other_threads_are_waited_for(monkeypatch: pytest.MonkeyPatch) -
     here, there = threading.Event(), threading.Event()
     looks = iter(range(100))
 
-    def read_session(context: Any) -> SessionFacts:
+    def read() -> SessionFacts:
         # The other thread gives its slots back while this one looks for some.
         if threading.current_thread() is threading.main_thread() and next(looks) == 2:
             there.set()
             thread.join()
         return facts()
 
-    session: Any = SimpleNamespace(read_session=read_session)
-
     def hold() -> None:
-        workers = cluster._claim(session, None, asked(2, 2))
+        workers = cluster._claim(read, asked(2, 2))
         here.set()
         assert there.wait(30)
         module._CLAIMS.release(workers)
@@ -160,14 +172,28 @@ def test_runs_of_other_threads_are_waited_for(monkeypatch: pytest.MonkeyPatch) -
     thread = threading.Thread(target=hold)
     thread.start()
     assert here.wait(30)
-    assert cluster._claim(session, None, asked(1, 2)) == 2
+    assert cluster._claim(read, asked(1, 2)) == 2
     with pytest.raises(ClusterError, match="Expected 1 that are free"):
-        cluster._claim(session, None, asked(1, 2))  # its own run would never end
+        cluster._claim(read, asked(1, 2))  # its own run would never end
 
 
 def test_with_dynamic_allocation_the_least_number_is_requested_at_once() -> None:
     none: dict[str, Any] = {"slots": 0, "executors": (), "is_dynamic": True}
     assert workers_now(facts(master="yarn", **none), asked(2, 8), 0) == 2
+
+
+def test_a_task_takes_cores_and_gpus_of_executors() -> None:
+    executors = tuple(Executor(host=name, cores=8) for name in "ab")
+    seen = facts(
+        master="yarn", executors=executors, slots=8, overhead_mib=2000,
+        resources=TaskResources(cpus=2, gpus=1.0),
+    )  # fmt: skip
+    machine = machine_of(seen)
+    assert (machine.threads_each, machine.gpus_each, machine.slots) == (2, 1.0, 8)
+    assert [node.gpus for node in machine.nodes] == [4, 4]
+    assert machine.overhead_each_mib == 500
+    assert (machine.is_divisible, machine.room_for(4)) == (True, 4)
+    assert not machine_of(facts()).is_divisible
 
 
 def test_slots_decide_room_and_threads() -> None:

@@ -64,7 +64,7 @@ def pairs_of(stack: ExitStack, number: int) -> list[ServerEndpoints]:
         return name
 
     found = [
-        ServerEndpoints(f"server-{n}", HOST, start, is_here=False)
+        ServerEndpoints(f"server-{n}", (HOST, 0), start, is_here=False)
         for n in range(1, number + 1)
     ]
     for pair in found:

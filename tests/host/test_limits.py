@@ -42,7 +42,7 @@ try:
 except OSError:
     pass
 try:
-    ServerEndpoints("server", "127.0.0.1", lambda name, listener: "")
+    ServerEndpoints("server", ("127.0.0.1", 0), lambda name, listener: "")
 except Exception as error:
     print(f"{type(error).__name__}: {error}")
 """

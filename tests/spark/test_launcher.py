@@ -168,7 +168,25 @@ def test_a_callback_may_ask_spark(spark: Any) -> None:
     assert counts.counted == 100
 
 
+def test_a_task_shows_its_process_no_gpu_that_spark_did_not_give(spark: Any) -> None:
+    def seen(_: Any) -> Any:
+        from shoal.launchers.spark import VISIBLE, gpus_of_task
+
+        os.environ[VISIBLE] = "7"
+        with gpus_of_task():
+            inside = os.environ[VISIBLE]
+        return [inside, os.environ[VISIBLE]]
+
+    found = spark.sparkContext.parallelize([0], 1).mapPartitions(seen).collect()
+    assert found == ["", "7"]
+
+
 # ------------------------------------------------------------------- refusals
+
+
+def test_other_cores_than_the_sessions_are_refused_on_one_machine(spark: Any) -> None:
+    with pytest.raises(PlanError, match="each worker was to have 2 cores"):
+        shoal.plan(make_model(), *data(96), cluster=Spark(cpus=2))
 
 
 def test_more_threads_than_a_slot_has_are_refused(spark: Any) -> None:

@@ -40,6 +40,7 @@ class Allocation:
 
     Args:
         workers: Workers that have room.
+        port: Port at which servers beside the driver listen, or the next free one.
         growth: More workers that join when there is room: the launcher waits for it.
         host: Address of this machine for the workers.
         open_launcher: Opens the launcher of these workers, which share a blob.
@@ -49,6 +50,7 @@ class Allocation:
     host: str
     open_launcher: Callable[[SharedBlob], Launcher]
     growth: int = 0
+    port: int = 0
 
 
 class Cluster(ABC):

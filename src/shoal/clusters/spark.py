@@ -12,9 +12,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar, final
@@ -31,6 +32,8 @@ from shoal.wire.tls import identity_for
 LOOPBACK = "127.0.0.1"
 LOOK_S = 0.2  # between looks for free slots
 START_S = 30.0  # for Spark to start the Python process of a task
+LEAST_SILENT_S = 2.0  # agents report each second
+MOST_PORT = 65535
 LEAST_PYTHON_MIB = 8 << 10
 """Limit of a Python process below which frameworks cannot reserve their memory."""
 
@@ -45,6 +48,8 @@ class Spark(Cluster):
     stays as it is: none of its settings is changed, and no job but a worker's ends.
 
     Args:
+        port: Port at which this process and its server listen for workers, each at the
+            next free one; 16 are tried. Default None: any that is free.
         wait_s: Seconds to wait for free slots at the start of a run, and for the
             replacement of a lost worker. They begin when no run of another thread of
             this process holds slots.
@@ -52,6 +57,12 @@ class Spark(Cluster):
         store: Folder or URL, such as "s3://bucket/prefix", that executors and workers
             see: rows of a DataFrame go there for the time of a run. Default None: a
             temporary folder, if all executors are on this machine.
+        cpus: Cores of each worker. Default None: `spark.task.cpus`. Others, and more
+            `threads`, are a resource profile, which `local[N]` does not have.
+        gpus: GPUs of each worker, 0 for none. Default None:
+            `spark.task.resource.gpu.amount`. A worker sees those alone that Spark
+            gives its task.
+        silent_s: Seconds without a word of a worker's task after which it is lost.
 
     Raises:
         ConfigError: A value cannot be used.
@@ -64,17 +75,27 @@ class Spark(Cluster):
 
     name: ClassVar[str] = "spark"
 
+    port: int | None = None
     wait_s: float = 60.0
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     store: str | None = None
+    cpus: int | None = None
+    gpus: float | None = None
+    silent_s: float = 6.0
 
     def __post_init__(self) -> None:
-        value: Any = self.wait_s
-        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise ConfigError(
-                f"wait_s={value!r} cannot be used. Expected seconds, a number of at "
-                "least 0. Correct it, or leave wait_s out."
-            )
+        _check("wait_s", self.wait_s, 0, "seconds")
+        _check("silent_s", self.silent_s, LEAST_SILENT_S, "seconds")
+        if self.gpus is not None:
+            _check("gpus", self.gpus, 0, "GPUs of a worker")
+        for name, most in (("port", MOST_PORT), ("cpus", math.inf)):
+            value: Any = getattr(self, name)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (is_whole and 1 <= value <= most):
+                raise ConfigError(
+                    f"{name}={value!r} cannot be used. Expected a whole number of at "
+                    f"least 1. Correct it, or leave {name} out."
+                )
 
     @property
     def shared_folder(self) -> str | None:
@@ -91,18 +112,23 @@ class Spark(Cluster):
         """Returns the executors and slots of the active session; starts nothing."""
         del backend
         session = _sessions()
-        facts = session.read_session(session.active_context())
+        context = session.active_context()
+        facts = session.read_session(context, self._resources(context))
         refuse(facts)
-        nodes = tuple(
-            NodeFacts(name=one.host, cores=one.slots * facts.cpus)
-            for one in facts.executors
-        ) or (NodeFacts(name=facts.master, cores=facts.cpus),)  # none has started yet
-        return MachineFacts(
-            cores=min(node.cores for node in nodes),
-            nodes=nodes,
-            slots=facts.slots,
-            threads_each=facts.cpus,
-        )
+        return machine_of(facts)
+
+    def _resources(self, context: Any, threads: int = 0) -> Any:
+        """Returns what each task of a worker takes.
+
+        Args:
+            context: Context of the session.
+            threads: Compute threads of a worker.
+        """
+        kinds: Any = import_module("shoal.launchers.spark_resources")
+        usual = kinds.usual_resources(context)
+        gpus = usual.gpus if self.gpus is None else float(self.gpus)
+        cpus = max(self.cpus or usual.cpus, threads)
+        return kinds.TaskResources(cpus=cpus, gpus=gpus)
 
     @contextmanager
     def open(self, asked: ResourceRequest) -> Generator[Allocation]:
@@ -111,32 +137,39 @@ class Spark(Cluster):
         context = session.active_context()
         carriers: Any = import_module("shoal.launchers.spark")
         remote: Any = import_module("shoal.launchers.remote")
+        resources = self._resources(context, asked.threads)
         host = address(session.read_session(context))
         variables = carried(os.environ, self.variables)
 
         def open_launcher(blob: SharedBlob) -> Launcher:
             carrier = carriers.SparkCarrier(
-                context, host=host, number=blob.descriptor, backend=asked.backend,
+                context, resources, host=host, number=blob.descriptor,
+                backend=asked.backend,
                 identity=identity_for(host), limit_s=self.wait_s + START_S,
+                port=self.port or 0,
             )  # fmt: skip
-            return remote.RemoteLauncher(carrier, blob, asked.backend, variables)
+            return remote.RemoteLauncher(
+                carrier, blob, asked.backend, variables, self.silent_s
+            )
 
-        workers = self._claim(session, context, asked)
+        read = partial(session.read_session, context, resources)
+        workers = self._claim(read, asked)
         try:
             yield Allocation(
                 workers=workers,
                 host=host,
                 open_launcher=open_launcher,
                 growth=asked.most - workers,
+                port=self.port or 0,
             )
         finally:
             _CLAIMS.release(workers)
 
-    def _claim(self, session: Any, context: Any, asked: ResourceRequest) -> int:
+    def _claim(self, read: Callable[[], Any], asked: ResourceRequest) -> int:
         """Waits for slots, which no other run of this process gets."""
         until = time.monotonic() + self.wait_s
         while True:
-            facts = session.read_session(context)
+            facts = read()
             workers = _CLAIMS.claim(facts, asked)
             if workers:
                 return workers
@@ -216,15 +249,48 @@ def _no_room(facts: Any, asked: ResourceRequest, wait_s: float) -> ClusterError:
     )
 
 
+def _check(name: str, value: Any, least: float, what: str) -> None:
+    if not isinstance(value, (int, float)) or not least <= value < math.inf:
+        raise ConfigError(
+            f"{name}={value!r} cannot be used. Expected {what}, a number of at least "
+            f"{least:g}. Correct it, or leave {name} out."
+        )
+
+
+def machine_of(facts: Any) -> MachineFacts:
+    """Returns what a plan needs to know of a session.
+
+    Args:
+        facts: `SessionFacts`.
+    """
+    cpus, gpus = facts.resources.cpus, facts.resources.gpus
+    nodes = tuple(
+        NodeFacts(name=one.host, cores=one.cores, gpus=int(one.cores // cpus * gpus))
+        for one in facts.executors
+    ) or (NodeFacts(name=facts.master, cores=cpus),)  # none has started yet
+    most = max(node.cores for node in nodes)
+    return MachineFacts(
+        cores=min(node.cores for node in nodes),
+        nodes=nodes,
+        slots=facts.slots,
+        threads_each=cpus,
+        gpus_each=gpus,
+        is_divisible=not facts.is_one_machine,
+        overhead_each_mib=facts.overhead_mib // max(1, most // cpus),
+    )
+
+
 def refuse(facts: Any) -> None:
     """Refuses settings of a session with which workers cannot run.
 
     Raises:
         PlanError: Such a setting.
     """
-    if 0 < facts.python_mib < LEAST_PYTHON_MIB:
+    cores = max((one.cores for one in facts.executors), default=1)
+    each_mib = facts.python_mib // max(1, cores // facts.resources.cpus)
+    if facts.python_mib and each_mib < LEAST_PYTHON_MIB:
         raise PlanError(
-            f"spark.executor.pyspark.memory allows {facts.python_mib:,} MiB. Expected "
+            f"spark.executor.pyspark.memory allows {each_mib:,} MiB a worker. Expected "
             f"no limit, or {LEAST_PYTHON_MIB:,} MiB at least: it limits the addresses "
             "of the training process, and frameworks reserve more than they use. Leave "
             "it out when the session is created."

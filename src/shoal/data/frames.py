@@ -1,11 +1,13 @@
 """A Spark DataFrame as a source: the files that executors wrote, and their end.
 
-Workers need no PySpark to read them. The files go when their run has ended well; where
-others can see them, those of a run that was broken off stay for `shoal.resume`.
+Workers need no PySpark to read them. The files go when their run has ended well, or, if
+they are kept for several runs, with the last that may use them. Where others can see
+them, those of a run that was broken off stay for `shoal.resume`.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -27,13 +29,38 @@ LEAST_ROWS = 1024
 
 
 @final
+class FrameFolder:
+    """The folder of a frame's files, until `close` or the end of the process.
+
+    Args:
+        remove: Removes it; called once, in this process.
+        stays: Whether the files of a run that was broken off are left there.
+    """
+
+    def __init__(self, remove: Callable[[], object], *, stays: bool) -> None:
+        self._stays = stays
+        self._remove: weakref.finalize[Any, Any] = weakref.finalize(
+            self, _in_process, os.getpid(), remove
+        )
+
+    def close(self) -> None:
+        """Removes the files, in the process that had them written."""
+        self._remove()
+
+    def leave(self) -> None:
+        """Leaves the files of a run that was broken off, if they may stay."""
+        if self._stays:
+            self._remove.detach()
+
+
+@final
 class FrameSource(ChunkedSource):
     """Rows of a DataFrame, in files.
 
     Args:
         files: The files.
-        remove: Removes them; called once, in this process.
-        stays: Whether the files of a run that was broken off are kept.
+        folder: Their folder.
+        is_kept: Whether others may use the files after this source.
         travels_alone: Whether workers on other machines see the files.
         notes: Sentences that the user should read.
     """
@@ -44,20 +71,18 @@ class FrameSource(ChunkedSource):
     def __init__(
         self,
         files: FileSource,
-        remove: Callable[[], object],
+        folder: FrameFolder,
         *,
-        stays: bool,
+        is_kept: bool = False,
         travels_alone: bool,
         notes: tuple[str, ...] = (),
     ) -> None:
         self.notes, self.travels_alone = notes, travels_alone
-        self._files, self._stays = files, stays
-        self._remove: weakref.finalize[Any, Any] | None = weakref.finalize(
-            self, _in_process, os.getpid(), remove
-        )
+        self._files, self._is_kept = files, is_kept
+        self._folder: FrameFolder | None = folder
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_remove": None}
+        return {**vars(self), "_folder": None}
 
     @property
     def chunk_rows(self) -> Sequence[int]:
@@ -83,15 +108,21 @@ class FrameSource(ChunkedSource):
         try:
             yield
         except BaseException:
-            if self._stays and self._remove is not None:
-                self._remove.detach()
+            if self._folder is not None:
+                self._folder.leave()
             raise
         self.close()
 
+    @contextmanager
+    def serving_many(self) -> Generator[FrameSource]:
+        """Yields a copy, which removes nothing: the files go when all runs are over."""
+        with self.serving():
+            yield copy.copy(self)
+
     def close(self) -> None:
-        """Removes the files, in the process that had them written."""
-        if self._remove is not None:
-            self._remove()
+        """Removes the files, in the process that had them written, unless kept."""
+        if self._folder is not None and not self._is_kept:
+            self._folder.close()
 
 
 def _in_process(owner: int, remove: Callable[[], object]) -> None:

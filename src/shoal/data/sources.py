@@ -46,6 +46,10 @@ class Source(ABC):
         """Context in the driver's process while workers read; mostly empty."""
         return nullcontext()
 
+    def serving_many(self) -> AbstractContextManager[Source]:
+        """Context in which several runs enter `serving` of what it yields."""
+        return nullcontext(self)
+
     def close(self) -> None:
         """Releases threads and files; mostly nothing to do."""
         return

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from pyspark import InheritableThread
 from pyspark.ml.functions import vector_to_array
@@ -27,7 +26,8 @@ from shoal.data.files.selection import Selection, select
 from shoal.data.files.source import FilePortion, FileSource, head_of, row_bytes
 from shoal.data.files.store import FileEntry, Store
 from shoal.data.frame_writing import TOLD, Writer, Written
-from shoal.data.frames import FrameSource, portions_of
+from shoal.data.frames import FrameFolder, FrameSource, portions_of
+from shoal.data.kept_frames import FrameCopy, copy_of, shares_of
 from shoal.data.located import FileArguments
 from shoal.data.reading import Reading
 from shoal.data.sources import default_floatx
@@ -42,9 +42,6 @@ END_S = 10.0  # for Spark to end a cancelled job
 ONE_MACHINE = ("local", "local[", "local-cluster[")
 WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType)
 FLOATS = (T.FloatType, T.DoubleType, T.DecimalType)
-
-_PLANNED: WeakKeyDictionary[Any, tuple[Any, FrameSource]] = WeakKeyDictionary()
-"""Frames that a plan has had written, with what was asked for: `fit` takes them."""
 
 
 def open_frame(
@@ -74,13 +71,20 @@ def open_frame(
         floatx=floatx,
         where=WHERE,
     )
-    asked = (chosen, reading.store, reading.workers)
-    kept = _PLANNED.pop(frame, None)
-    found = kept[1] if kept and kept[0] == asked else None
-    found = found or _written(frame, chosen, reading)
-    if reading.is_plan:
-        _PLANNED[frame] = (asked, found)
-    return found
+    asked = (chosen.columns, chosen.floatx, reading.store)
+    copy, is_kept = copy_of(
+        frame, asked, partial(_write, frame, chosen, reading), is_plan=reading.is_plan
+    )
+    try:
+        files = _files(copy.told, frame, chosen, shares_of(frame, reading.workers))
+    except BaseException:
+        if not is_kept:
+            copy.folder.close()
+        raise
+    return FrameSource(
+        files, copy.folder, is_kept=is_kept, notes=copy.notes,
+        travels_alone=copy.is_far or not reading.is_away,
+    )  # fmt: skip
 
 
 def _checked(
@@ -113,22 +117,21 @@ def _checked(
     return x
 
 
-def _written(frame: DataFrame, chosen: Selection, reading: Reading) -> FrameSource:
+def _write(frame: DataFrame, chosen: Selection, reading: Reading) -> FrameCopy:
+    """Has executors write the chosen columns.
+
+    Raises:
+        DataError: Rows cannot be used, or files are not seen here.
+    """
     folder, remove, is_far = _folder(frame, reading.store)
     try:
         columns = [column_of(frame.schema, name, chosen) for name in chosen.columns]
-        told = _run(frame, columns, chosen.columns, folder)
-        files, notes = _files(told, frame, chosen, reading.workers)
+        told = _checked_rows(_run(frame, columns, chosen.columns, folder))
     except BaseException:
         remove()
         raise
-    return FrameSource(
-        files,
-        remove,
-        stays=is_far,
-        travels_alone=is_far or not reading.is_away,
-        notes=notes,
-    )
+    owner = FrameFolder(remove, stays=is_far)
+    return FrameCopy(told, owner, is_far=is_far, notes=_strange(told))
 
 
 def _folder(
@@ -202,10 +205,8 @@ def _run(
     return sorted(told, key=lambda one: one.partition)
 
 
-def _files(
-    told: Sequence[Written], frame: DataFrame, chosen: Selection, workers: int
-) -> tuple[FileSource, tuple[str, ...]]:
-    """Makes a source of what was written.
+def _checked_rows(told: Sequence[Written]) -> tuple[Written, ...]:
+    """Returns what tasks have written that had rows.
 
     Raises:
         DataError: Rows cannot be used, or files are not seen here.
@@ -213,7 +214,7 @@ def _files(
     for one in told:
         if one.error:
             raise DataError(one.error)
-    full = [one for one in told if one.rows]
+    full = tuple(one for one in told if one.rows)
     if not full:
         raise DataError(
             "the DataFrame has no rows. Expected at least one. Check how it was "
@@ -222,13 +223,20 @@ def _files(
     for one in full:
         _check_alike(one, full[0])
         _check_seen(one)
+    return full
+
+
+def _files(
+    told: Sequence[Written], frame: DataFrame, chosen: Selection, workers: int
+) -> FileSource:
+    """Makes a source of what was written."""
     kinds = types_of(frame.schema, chosen)
     parts = [
         Part(
             file=FileEntry(url=one.url, size_bytes=one.size_bytes),
             rows=rows, start=number, stop=number + 1, types=kinds,
         )
-        for one in full
+        for one in told
         for number, rows in enumerate(one.rows)
     ]  # fmt: skip
     settled = chosen.settle([kinds])
@@ -236,11 +244,10 @@ def _files(
     first = reader.read(parts[:1])
     sample = sample_of(first)
     portions: tuple[FilePortion, ...] = portions_of(parts, workers, row_bytes(sample))
-    source = FileSource(
+    return FileSource(
         reader=reader, portions=portions, sample=sample, kind="Spark DataFrame",
         head=head_of(first),
     )  # fmt: skip
-    return source, _strange(full)
 
 
 def _check_alike(one: Written, first: Written) -> None:

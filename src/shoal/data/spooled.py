@@ -6,6 +6,7 @@ once. Memory holds one of them at a time; the folder is deleted with the source.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import shutil
 import tempfile
@@ -162,6 +163,12 @@ class SpooledSource(ChunkedSource):
             yield
         finally:
             self.close()
+
+    @contextmanager
+    def serving_many(self) -> Generator[SpooledSource]:
+        """Yields a copy, which removes nothing: the files go when all runs are over."""
+        with self.serving():
+            yield copy.copy(self)
 
     def close(self) -> None:
         """Deletes the batches, in the process that wrote them."""

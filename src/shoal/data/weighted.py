@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import copy
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -49,7 +50,8 @@ class ClassWeighted(ChunkedSource):
         self.differs_by_epoch = source.differs_by_epoch
         self.later_rows = source.later_rows
         self.are_batches = source.are_batches
-        self._source, self._weights = source, class_weight
+        self._source: ChunkedSource = source
+        self._weights = class_weight
         self._floatx = floatx or default_floatx()
         sample = source.take(np.zeros(1, np.int64))
         is_tuple = isinstance(sample, tuple)
@@ -80,6 +82,14 @@ class ClassWeighted(ChunkedSource):
     def serving(self) -> AbstractContextManager[None]:
         """Returns the context of the other source."""
         return self._source.serving()
+
+    @contextmanager
+    def serving_many(self) -> Generator[ClassWeighted]:
+        """Yields a copy over what the other source yields."""
+        with self._source.serving_many() as source:
+            found = copy.copy(self)
+            found._source = cast("ChunkedSource", source)
+            yield found
 
     def state_of(self, epoch: int) -> Mapping[str, str]:
         """Returns the state of the other source."""

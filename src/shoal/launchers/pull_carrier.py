@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, final
 import cloudpickle
 
 from shoal.forks import blank, gives_up
+from shoal.host.ports import listen
 from shoal.launchers.agent_loop import Ticket, this_node
 from shoal.launchers.agent_messages import ANSWER, ARRIVE, BEAT, CALL, parse
 from shoal.launchers.carrier import CallResult, Carrier, RequestedAgent
@@ -91,7 +92,7 @@ class PullCarrier(Carrier):
         backend: Name of the Keras backend.
         identity: Identity for TLS; None on a private network.
         limit_s: Seconds that a task may wait for room, and an agent take to arrive.
-        port: Port to listen at; default 0: any that is free.
+        port: Port to listen at, or the next free one; default 0: any that is free.
         reuses_tasks: A task that its engine has run a second time, elsewhere, serves
             the next process. By default it is kept waiting and given nothing, as a
             ticket is good for one arrival.
@@ -118,8 +119,7 @@ class PullCarrier(Carrier):
         self._greeted: set[socket.socket] = set()
         self._changed = threading.Condition()
         self._is_closed = False
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family)
+        self._listener = listen(host, port)
         self._listener.settimeout(ACCEPT_S)
         self._host = host
         gives_up(self)

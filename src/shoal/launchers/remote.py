@@ -110,6 +110,7 @@ class RemoteLauncher(Launcher):
         blob: The data, in memory of this machine.
         backend: Keras backend; its version is checked.
         variables: Name -> value, for the environment of workers.
+        silent_s: Seconds without a word of an agent after which its node is lost.
     """
 
     def __init__(
@@ -118,8 +119,10 @@ class RemoteLauncher(Launcher):
         blob: SharedBlob,
         backend: str,
         variables: Mapping[str, str],
+        silent_s: float = SILENT_S,
     ) -> None:
         self._carrier, self._variables = carrier, dict(variables)
+        self._silent_s = silent_s
         self._versions = versions(backend, carrier.engine)
         self._broadcast = DataBroadcast(blob, carrier)
         self._slots: list[AgentSlot] = []
@@ -377,7 +380,7 @@ class RemoteLauncher(Launcher):
     def _look(self, now: float) -> None:
         """Gives up silent nodes, and requests for room after their limit."""
         for slot in list(self._slots):
-            if slot.here is not None and now - slot.asked > SILENT_S:
+            if slot.here is not None and now - slot.asked > self._silent_s:
                 self._gone(slot, f"has said nothing for {now - slot.asked:.0f} s")
         for token, process in list(self._processes.items()):
             if process.parts:

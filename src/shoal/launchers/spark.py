@@ -7,25 +7,28 @@ that dynamic allocation sees.
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, final
 
-from pyspark import InheritableThread, SparkContext
+from pyspark import InheritableThread, SparkContext, TaskContext
 
 from shoal.jvm_errors import cause
 from shoal.launchers.agent_loop import Ticket
 from shoal.launchers.pull_carrier import PullCarrier
+from shoal.launchers.spark_resources import GPU, TaskResources, profile_of
 from shoal.launchers.spark_session import GONE, is_stopped, stopped
 
 GRACE_S = 3.0  # for a task to end by itself before its job is cancelled
 END_S = 10.0  # for Spark to end a cancelled job
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @final
@@ -52,6 +55,7 @@ class SparkCarrier(PullCarrier):
 
     Args:
         context: Context of the session.
+        resources: Resources of each task.
         options: Arguments of `PullCarrier`.
     """
 
@@ -61,8 +65,10 @@ class SparkCarrier(PullCarrier):
         "environment in spark.archives."
     )
 
-    def __init__(self, context: SparkContext, **options: Any) -> None:
-        self._spark = context
+    def __init__(
+        self, context: SparkContext, resources: TaskResources, **options: Any
+    ) -> None:
+        self._spark, self._profile = context, profile_of(context, resources)
         self._jobs: list[SparkJob] = []
         self._ended = queue.SimpleQueue[SparkJob | None]()
         super().__init__(**options)
@@ -97,6 +103,8 @@ class SparkCarrier(PullCarrier):
                 job.group, "A worker of a Shoal run", interruptOnCancel=True
             )
             data: Any = self._spark.parallelize([0], 1)
+            if self._profile is not None:
+                data = data.withResources(self._profile)
             [job.why] = data.mapPartitions(agent_task(text)).collect()
         except Exception as error:  # Spark's errors are of many kinds
             job.why = cause(str(error)) or type(error).__name__
@@ -169,6 +177,7 @@ def agent_task(text: str) -> Callable[[Any], Iterator[str]]:
 
         try:
             from shoal.launchers.agent_loop import Ticket, serve
+            from shoal.launchers.spark import gpus_of_task
         except ImportError as error:
             yield (
                 f"{sys.executable} on {socket.gethostname()} cannot import Shoal "
@@ -176,6 +185,27 @@ def agent_task(text: str) -> Callable[[Any], Iterator[str]]:
                 "Set PYSPARK_PYTHON, or send a packed environment by spark.archives"
             )
             return
-        yield serve(Ticket.from_text(text))
+        with gpus_of_task():
+            yield serve(Ticket.from_text(text))
 
     return run
+
+
+@contextmanager
+def gpus_of_task() -> Generator[None]:
+    """Shows a task's processes the GPUs that Spark gave it, and no others.
+
+    The Python process of a task may run other tasks after it.
+    """
+    context = TaskContext.get()
+    found: Any = {} if context is None else context.resources()
+    addresses = found[GPU].addresses if GPU in found else []
+    before = os.environ.get(VISIBLE)
+    os.environ[VISIBLE] = ",".join(addresses)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VISIBLE]
+        else:
+            os.environ[VISIBLE] = before

@@ -6,6 +6,7 @@ cluster decides what follows from them.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any, final
@@ -16,12 +17,21 @@ from pyspark import SparkContext
 from pyspark.conf import SparkConf
 
 from shoal.errors import ClusterError, PlanError
+from shoal.launchers.spark_resources import (
+    TaskResources,
+    profile_of,
+    usual_resources,
+)
 
 GONE = (Py4JError, OSError, AttributeError)
 """Errors of a session that was stopped: its parts are None, or its JVM has ended."""
 CONNECT = "pyspark.sql.connect.session"
 ONE_MACHINE = ("local", "local[", "local-cluster[")
 """Beginnings of masters whose executors are on this machine."""
+CONTAINERS = ("yarn", "k8s")
+"""Beginnings of masters that limit the memory of all processes of an executor."""
+LEAST_OVERHEAD = 384
+"""Spark's least memory overhead, in MiB."""
 
 
 @final
@@ -31,11 +41,11 @@ class Executor:
 
     Args:
         host: Address of its machine.
-        slots: Tasks that it runs at once.
+        cores: Cores for tasks.
     """
 
     host: str
-    slots: int
+    cores: int
 
 
 @final
@@ -47,24 +57,27 @@ class SessionFacts:
         master: Spark's master, such as "local[2]" or "yarn".
         host: Address at which executors reach this process.
         bind: Address at which this process listens.
-        cpus: Cores of each task.
+        resources: Resources of each task that was asked for.
         slots: Tasks that run at once on all executors.
         busy: Tasks that run now.
         executors: Executors that are there now.
         is_dynamic: Whether Spark adds executors while jobs wait.
         python_mib: Limit of the memory of each Python process, 0 for none.
+        overhead_mib: Memory of an executor for processes beside its JVM, 0 if its
+            master sets no limit.
         jobs: Ids of jobs that run now.
     """
 
     master: str
     host: str
     bind: str
-    cpus: int
+    resources: TaskResources
     slots: int
     executors: tuple[Executor, ...]
     busy: int = 0
     is_dynamic: bool = False
     python_mib: int = 0
+    overhead_mib: int = 0
     jobs: tuple[int, ...] = ()
 
     @property
@@ -127,18 +140,32 @@ def is_stopped(context: SparkContext) -> bool:
         return True
 
 
-def read_session(context: SparkContext) -> SessionFacts:
+def read_session(
+    context: SparkContext, asked: TaskResources | None = None
+) -> SessionFacts:
     """Asks Spark for its facts.
+
+    Args:
+        context: Context of the session.
+        asked: Resources of each task; default None: the session's usual ones.
 
     Raises:
         ClusterError: The session was stopped.
+        PlanError: Its master has no resource profiles.
     """
     if is_stopped(context):
         raise stopped()
+    usual = usual_resources(context)
+    resources = asked or usual
+    profile = profile_of(context, resources)
     java: Any = context._jsc  # pyright: ignore[reportPrivateUsage]
     jvm: Any = java.sc()
     conf: SparkConf = context.getConf()
-    profile = jvm.resourceProfileManager().defaultResourceProfile()
+    java_profile = (
+        jvm.resourceProfileManager().defaultResourceProfile()
+        if profile is None
+        else profile._java_resource_profile  # pyright: ignore[reportPrivateUsage]
+    )
     found = jvm.statusStore().executorList(True)
     listed = [found.apply(number) for number in range(found.size())]
     host = conf.get("spark.driver.host") or "localhost"
@@ -146,22 +173,39 @@ def read_session(context: SparkContext) -> SessionFacts:
         master=context.master or "",
         host=host,
         bind=conf.get("spark.driver.bindAddress") or host,
-        cpus=int(conf.get("spark.task.cpus") or 1),
-        slots=int(jvm.maxNumConcurrentTasks(profile)),
+        resources=resources,
+        slots=int(jvm.maxNumConcurrentTasks(java_profile)),
         executors=tuple(
             Executor(
                 host=str(one.hostPort()).rpartition(":")[0],
-                slots=int(one.maxTasks()),
+                cores=int(one.maxTasks()) * usual.cpus,
             )
             for one in listed
             if one.isActive() and one.maxTasks()
         ),
         # What the status store tells of running tasks may be 10 s old.
-        busy=int(jvm.taskScheduler().rootPool().runningTasks()),
+        busy=math.ceil(
+            int(jvm.taskScheduler().rootPool().runningTasks())
+            * usual.cpus
+            / resources.cpus
+        ),
         is_dynamic=conf.get("spark.dynamicAllocation.enabled") == "true",
-        python_mib=int(jvm.conf().getSizeAsMb("spark.executor.pyspark.memory", "0")),
+        python_mib=_mib(jvm, "spark.executor.pyspark.memory", 0),
+        overhead_mib=_overhead(context.master or "", jvm),
         jobs=tuple(context.statusTracker().getActiveJobsIds()),
     )
+
+
+def _mib(jvm: Any, name: str, default: int) -> int:
+    return int(jvm.conf().getSizeAsMb(name, f"{default}m"))
+
+
+def _overhead(master: str, jvm: Any) -> int:
+    """Returns the memory for processes beside the JVM, where containers limit it."""
+    if not master.startswith(CONTAINERS):
+        return 0
+    usual = max(LEAST_OVERHEAD, _mib(jvm, "spark.executor.memory", 1024) // 10)
+    return _mib(jvm, "spark.executor.memoryOverhead", usual)
 
 
 def stopped() -> ClusterError:

@@ -16,6 +16,7 @@ from shoal.plan.cautions import (
     gradient_warnings,
     metric_warnings,
     optimizer_warnings,
+    overhead_warnings,
     room_warnings,
     slot_warnings,
     state_warnings,
@@ -31,6 +32,7 @@ from shoal.plan.refusals import (
     refuse,
     refuse_fixed_batch,
     refuse_late,
+    refuse_overhead,
     refuse_threads,
     refuse_uncompiled,
 )
@@ -130,10 +132,11 @@ def resolve(
     rows = min(rows_all, (request.steps_per_epoch or rows_all) * batch)
     exchanges_gradients = strategy.exchanges == "gradients"
     workers = min(most, useful_workers(strategy, rows, batch))
-    refuse(request, model, workers)
+    refuse(request, model, workers, machine)
     refuse_uncompiled(strategy, model, machine)
     refuse_late(request, data)
     refuse_threads(request, machine)
+    refuse_overhead(request, machine)
     check_codec(request)
     check_overlap(request)
     check_servers(request, model)
@@ -219,6 +222,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
         found += crowd_warnings(plan.workers, plan.machine)
     found += room_warnings(plan.workers, plan.threads, plan.machine)
     found += slot_warnings(plan.workers, plan.machine, plan.request.has_callbacks)
+    found += overhead_warnings(plan.machine)
     found += gpu_warnings(plan.machine.gpus, plan.places)
     found += metric_warnings(plan.model)
     found += state_warnings(plan.model, plan.workers)

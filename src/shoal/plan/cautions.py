@@ -94,6 +94,31 @@ def slot_warnings(
     ]
 
 
+ENOUGH_MIB = 1024
+"""Memory of a training process of a middling model, with chunks of data."""
+
+
+def overhead_warnings(machine: MachineFacts) -> list[str]:
+    """Returns warnings about containers that have little memory for workers.
+
+    Example:
+        >>> machine = MachineFacts(cores=1, slots=1, overhead_each_mib=384)
+        >>> overhead_warnings(machine)[0].partition(":")[0]
+        'each worker has 384 MiB of memory overhead'
+        >>> overhead_warnings(MachineFacts(cores=1))
+        []
+    """
+    each = machine.overhead_each_mib
+    if not 0 < each < ENOUGH_MIB:
+        return []
+    return [
+        f"each worker has {each:,} MiB of memory overhead: training takes 300 to 600 "
+        "MiB, more with large models, and up to 512 MiB for chunks of data; a "
+        "container above its limit is killed. Set spark.executor.memoryOverhead to "
+        f"{ENOUGH_MIB:,} MiB for each core of an executor."
+    ]
+
+
 def metric_notes(model: ModelFacts) -> list[str]:
     """Returns notes about metrics that differ from Keras'.
 

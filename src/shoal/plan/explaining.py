@@ -98,7 +98,9 @@ def _nodes(plan: Decisions) -> str:
     if slots is not None:
         each = count(plan.machine.threads_each, "core")
         what = count(len(names), "executor")
-        return f"{what} ({shown}), {count(slots, 'slot')} of {each}"
+        limit = plan.machine.overhead_each_mib
+        over = f", {limit:,} MiB of memory overhead a worker" if limit else ""
+        return f"{what} ({shown}), {count(slots, 'slot')} of {each}{over}"
     return f"{count(len(names), 'node')} ({shown}), {count(cores, 'core')} free"
 
 

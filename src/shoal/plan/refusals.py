@@ -22,21 +22,26 @@ def is_repeatable(
     return workers == 1 or is_ordered or strategy.is_independent
 
 
-def refuse(request: Request, model: ModelFacts, workers: int) -> None:
+def refuse(
+    request: Request, model: ModelFacts, workers: int, machine: MachineFacts
+) -> None:
     """Raises PlanError if arguments do not work together.
 
     Args:
         request: The request.
         model: Facts about its model.
         workers: Number of workers that would run.
+        machine: Facts about where they would run.
     """
     strategy = request.strategy
     _refuse_model(model)
-    if strategy.is_independent and request.cluster not in ("local", "inline"):
+    is_here = request.cluster in ("local", "inline")
+    if strategy.is_independent and not is_here and machine.slots is None:
         raise PlanError(
             f"{strategy.name} does not run on cluster={request.cluster!r}: its members "
-            "are trained by processes of one machine. Expected a strategy whose "
-            "workers exchange something. Leave cluster out, or choose another one."
+            "are trained by processes of one machine, or in slots of Spark. Expected a "
+            "strategy whose workers exchange something. Leave cluster out, or choose "
+            "another one."
         )
     limit = strategy.max_workers
     if limit is not None and workers > limit:
@@ -61,11 +66,35 @@ def refuse_threads(request: Request, machine: MachineFacts) -> None:
         >>> machine = MachineFacts(cores=2, slots=2, threads_each=1)
         >>> refuse_threads(Request(strategy=AEASGD(), threads=1), machine)
     """
-    if machine.threads_each and (request.threads or 0) > machine.threads_each:
+    if machine.is_divisible or not machine.threads_each:
+        return
+    if (request.threads or 0) > machine.threads_each:
         raise PlanError(
             f"threads={request.threads}, but each slot of cluster={request.cluster!r} "
             f"has {machine.threads_each} core(s). Expected no more threads than that. "
             "Leave threads out, or give tasks more cores (spark.task.cpus)."
+        )
+
+
+LEAST_OVERHEAD_MIB = 256
+"""Memory that a training process takes at least."""
+
+
+def refuse_overhead(request: Request, machine: MachineFacts) -> None:
+    """Raises PlanError if the container of a worker has no room for its process.
+
+    Example:
+        >>> from shoal.strategies import AEASGD
+        >>> machine = MachineFacts(cores=1, slots=1, overhead_each_mib=384)
+        >>> refuse_overhead(Request(strategy=AEASGD()), machine)
+    """
+    if 0 < machine.overhead_each_mib < LEAST_OVERHEAD_MIB:
+        raise PlanError(
+            f"each worker of cluster={request.cluster!r} has "
+            f"{machine.overhead_each_mib:,} MiB of memory overhead. Expected at least "
+            f"{LEAST_OVERHEAD_MIB} MiB, better 1,024: its container is killed above "
+            "that. Set spark.executor.memoryOverhead when the session is created, or "
+            "give executors fewer cores."
         )
 
 

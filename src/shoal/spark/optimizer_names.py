@@ -25,14 +25,30 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     """
     if not isinstance(given, str):
         return keras.optimizers.deserialize(keras.optimizers.serialize(given))
-    old = RATES.get(given.lower())
-    found: Any = keras.optimizers.get(given)
-    if learning_rate is None and old is not None:
+    if learning_rate is None and given.lower() in RATES:
         say(
-            f"{given!r} has the learning rate of Keras 1, {old:g}; pass an optimizer "
-            "for another one."
+            f"{given!r} has the learning rate of Keras 1, {RATES[given.lower()]:g}; "
+            "pass an optimizer for another one."
         )
-    rate = old if learning_rate is None else learning_rate
-    if rate is not None:
-        found.learning_rate = rate
+    found: Any = keras.optimizers.get(given)
+    found.learning_rate = rate_of(given, learning_rate)
     return found
+
+
+def rate_of(given: Any, learning_rate: float | None = None) -> float:
+    """Returns the rate that `optimizer_of` gives an optimizer.
+
+    Args:
+        given: Name of an optimizer, or an optimizer.
+        learning_rate: Rate for a name; default None: that of Keras 1.
+
+    Example:
+        >>> rate_of("adagrad"), rate_of("sgd", 0.5)
+        (0.01, 0.5)
+    """
+    if not isinstance(given, str):
+        return float(given.learning_rate)
+    if learning_rate is not None:
+        return learning_rate
+    old = RATES.get(given.lower())
+    return float(keras.optimizers.get(given).learning_rate) if old is None else old

@@ -1,174 +1,17 @@
-"""Trainers of dist-keras: names, arguments and defaults; `shoal.fit` does the work.
-
-A trainer of your own is a class with a `strategy` of one line.
-"""
+"""Trainers of dist-keras: names, arguments and defaults; `shoal.fit` does the work."""
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from inspect import Parameter, Signature
 from typing import Any, ClassVar
 
-import keras
-
 from shoal import strategies
-from shoal.api import fit
-from shoal.errors import ConfigError
-from shoal.plan.request import require_whole
-from shoal.spark import shuffling
-from shoal.spark.optimizer_names import optimizer_of
+from shoal.spark.trainer import (
+    AsynchronousDistributedTrainer,
+    DistributedTrainer,
+    Trainer,
+)
 from shoal.strategies.base import Strategy
-
-NEEDED = ("keras_model", "worker_optimizer", "loss")
-COMMON: Mapping[str, Any] = {
-    "metrics": ("accuracy",), "features_col": "features", "label_col": "label",
-    "batch_size": 32, "num_epoch": 1,
-}  # fmt: skip
-BY_NAME: Mapping[str, Any] = {"cluster": "spark", "loss_weights": None}
-LEAST = {"batch_size": 1, "num_epoch": 1, "num_workers": 1, "communication_window": 0}
-
-
-class Trainer(ABC):
-    """Trains copies of a model on DataFrames.
-
-    The arguments are, in this order: keras_model, worker_optimizer, loss, metrics,
-    features_col, label_col, batch_size, num_epoch, and those of the class (`further`).
-    Each is an attribute, which may be set before `train`.
-
-    Args:
-        keras_model: The model. It is not changed: each training begins at its weights.
-        worker_optimizer: Name of an optimizer, with the rate that it had in Keras 1, or
-            an optimizer.
-        loss: Loss, as for `compile`; so are `metrics` and `loss_weights`.
-        features_col: Column of x, several that become one array, or a mapping from
-            inputs to columns.
-        label_col: Column of y, in the same forms.
-        batch_size: Rows of a step; of each worker, but for `AllReduce`.
-        num_epoch: Passes over the rows.
-        num_workers: Number of workers. Training begins with those that have room, and
-            others join.
-        communication_window: Steps between two exchanges, 0 for an epoch.
-        cluster: Where workers run, as for `shoal.fit`; by name.
-        options: Other arguments of `shoal.fit`, such as callbacks and validation_data.
-
-    Raises:
-        TypeError: An argument is missing.
-        ConfigError: A number is too small.
-    """
-
-    further: ClassVar[Mapping[str, Any]] = {}
-    """Arguments after the common ones, in order, with their defaults."""
-
-    keras_model: Any
-    worker_optimizer: Any
-    loss: Any
-    metrics: Any
-    loss_weights: Any
-    features_col: Any
-    label_col: Any
-    batch_size: int
-    num_epoch: int
-    cluster: Any
-    options: dict[str, Any]
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        plain, named = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
-        given = {**COMMON, **cls.further}
-        cls.__signature__ = Signature(  # pyright: ignore[reportAttributeAccessIssue]
-            [
-                *(Parameter(name, plain) for name in NEEDED),
-                *(Parameter(n, plain, default=value) for n, value in given.items()),
-                *(Parameter(n, named, default=value) for n, value in BY_NAME.items()),
-                Parameter("options", Parameter.VAR_KEYWORD),
-            ]
-        )
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        signature: Signature = type(self).__signature__  # pyright: ignore
-        bound = signature.bind(*arguments, **named)
-        bound.apply_defaults()
-        for name, value in bound.arguments.items():
-            if name in LEAST:
-                value = require_whole(name, value, LEAST[name])
-            setattr(self, name, value)
-        self.history: Any = None
-        self._seconds = 0.0
-
-    @abstractmethod
-    def strategy(self) -> Strategy:
-        """Returns how workers agree."""
-
-    @property
-    def workers(self) -> int | tuple[int, int]:
-        """Returns the number of workers, as for `shoal.fit`."""
-        return 1
-
-    @property
-    def run(self) -> Any:
-        """Returns the run of the last training.
-
-        Raises:
-            ConfigError: There was none.
-        """
-        if self.history is None:
-            raise ConfigError(
-                f"{type(self).__name__} has not trained yet. Expected `train` before. "
-                "Call train(df)."
-            )
-        return self.history.run
-
-    def get_training_time(self) -> float:
-        """Returns the seconds of the last training, with all that it waited for."""
-        return self._seconds
-
-    def optimizer(self) -> Any:
-        """Returns a new optimizer for each training."""
-        return optimizer_of(self.worker_optimizer)
-
-    def train(self, dataframe: Any, shuffle: bool = False) -> Any:
-        """Trains a copy of the model; returns it, compiled.
-
-        Args:
-            dataframe: DataFrame with the columns.
-            shuffle: Whether rows are put into a random order before. Training mixes
-                them in any case.
-        """
-        model = keras.models.clone_model(self.keras_model)
-        model.set_weights(self.keras_model.get_weights())
-        model.compile(
-            optimizer=self.optimizer(), loss=self.loss, metrics=list(self.metrics),
-            loss_weights=self.loss_weights,
-        )  # fmt: skip
-        rows = shuffling.shuffle(dataframe) if shuffle else dataframe
-        began = time.monotonic()
-        self.history = fit(
-            model, rows, features=self.features_col, label=self.label_col,
-            batch_size=self.batch_size, epochs=self.num_epoch,
-            strategy=self.strategy(), workers=self.workers, cluster=self.cluster,
-            **self.options,
-        )  # fmt: skip
-        self._seconds = time.monotonic() - began
-        return model
-
-
-class DistributedTrainer(Trainer):
-    """Trains on several workers."""
-
-    further: ClassVar[Mapping[str, Any]] = {"num_workers": 2}
-
-    num_workers: int
-    communication_window: int
-    rho: float
-    learning_rate: Any
-    momentum: float
-
-    @property
-    def workers(self) -> int | tuple[int, int]:
-        """Returns from one worker to all of them."""
-        return 1 if self.num_workers == 1 else (1, self.num_workers)
 
 
 class SingleTrainer(Trainer):
@@ -187,11 +30,36 @@ class AveragingTrainer(DistributedTrainer):
         return strategies.Averaging()
 
 
+class EnsembleTrainer(DistributedTrainer):
+    """Trains several models apart, each on one worker and on all rows.
+
+    As many train at a time as have room. `train` returns a list of models, the best
+    first; `history.members` has the history of each.
+    """
+
+    further: ClassVar[Mapping[str, Any]] = {"num_ensembles": 2}
+
+    num_ensembles: int
+
+    @property
+    def workers(self) -> int | tuple[int, int]:
+        """Returns from one worker to one for each model."""
+        return 1 if self.num_ensembles == 1 else (1, self.num_ensembles)
+
+    def strategy(self) -> Strategy:
+        """Returns `ensemble`."""
+        return strategies.Ensemble(members=self.num_ensembles)
+
+    def _result(self, model: Any) -> list[Any]:
+        """Returns all models."""
+        return list(self.history.models)
+
+
 class EASGD(DistributedTrainer):
     """Elastic averaging in rounds, at each step; moving_rate = rho * learning_rate."""
 
     further: ClassVar[Mapping[str, Any]] = {
-        "num_workers": 2, "rho": 5.0, "learning_rate": 0.01
+        "num_workers": 2, "rho": 5.0, "learning_rate": 0.01, "master_port": 5000
     }  # fmt: skip
 
     def strategy(self) -> Strategy:
@@ -199,7 +67,7 @@ class EASGD(DistributedTrainer):
         return strategies.EASGD(rho=self.rho, learning_rate=self.learning_rate)
 
 
-class AEASGD(DistributedTrainer):
+class AEASGD(AsynchronousDistributedTrainer):
     """Elastic averaging, asynchronous; moving_rate = rho * learning_rate."""
 
     further: ClassVar[Mapping[str, Any]] = {
@@ -214,7 +82,7 @@ class AEASGD(DistributedTrainer):
         )  # fmt: skip
 
 
-class EAMSGD(DistributedTrainer):
+class EAMSGD(AsynchronousDistributedTrainer):
     """`AEASGD` with Nesterov momentum on the workers."""
 
     further: ClassVar[Mapping[str, Any]] = {**AEASGD.further, "momentum": 0.9}
@@ -227,7 +95,7 @@ class EAMSGD(DistributedTrainer):
         )  # fmt: skip
 
 
-class DOWNPOUR(DistributedTrainer):
+class DOWNPOUR(AsynchronousDistributedTrainer):
     """Adds each worker's change to the center.
 
     `learning_rate` is that of the worker's optimizer, if it is given by name.
@@ -237,16 +105,17 @@ class DOWNPOUR(DistributedTrainer):
         "num_workers": 2, "communication_window": 5, "learning_rate": None
     }  # fmt: skip
 
-    def optimizer(self) -> Any:
-        """Returns a new optimizer for each training."""
-        return optimizer_of(self.worker_optimizer, self.learning_rate)
+    @property
+    def named_rate(self) -> float | None:
+        """Returns the rate of an optimizer that is given by name."""
+        return self.learning_rate
 
     def strategy(self) -> Strategy:
         """Returns `downpour`."""
         return strategies.Downpour(period=self.communication_window)
 
 
-class ADAG(DistributedTrainer):
+class ADAG(AsynchronousDistributedTrainer):
     """Adds each worker's mean step to the center."""
 
     further: ClassVar[Mapping[str, Any]] = {
@@ -258,7 +127,7 @@ class ADAG(DistributedTrainer):
         return strategies.ADAG(period=self.communication_window)
 
 
-class DynSGD(DistributedTrainer):
+class DynSGD(AsynchronousDistributedTrainer):
     """Adds each worker's change to the center, divided by its staleness."""
 
     further: ClassVar[Mapping[str, Any]] = {
@@ -294,7 +163,7 @@ class DiLoCo(DistributedTrainer):
         return strategies.DiLoCo(period=self.communication_window)
 
 
-class AsyncDiLoCo(DistributedTrainer):
+class AsyncDiLoCo(AsynchronousDistributedTrainer):
     """`DiLoCo` without rounds."""
 
     further: ClassVar[Mapping[str, Any]] = {

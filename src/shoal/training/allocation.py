@@ -100,7 +100,7 @@ def staged(
     pool = ProcessPool(
         worker_environment_for(plan),
         blob,
-        host=allocation.host,
+        address=(allocation.host, allocation.port),
         open_launcher=allocation.open_launcher,
     )
     try:

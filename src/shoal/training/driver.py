@@ -20,6 +20,7 @@ from shoal.engine.controller.observer import Observer
 from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.server.records import EpochEnd, Record, Rescue
 from shoal.engine.transport.changes import Changes, unstamped
+from shoal.models.exchange_means import ExchangeMeans
 from shoal.models.inspection import learning_rate_of
 from shoal.models.metrics import MetricStates
 from shoal.plan import Plan
@@ -80,6 +81,7 @@ class Driver(Observer):
         self._states = MetricStates.of(
             model, logs=facts.step_logs, unmergeable=facts.unmergeable_metrics
         )
+        self._means = ExchangeMeans(model, self._states)
         self._kept = self._states.read_kept(model)
         self.follow(plan)
         self._copies = Copies()
@@ -155,6 +157,7 @@ class Driver(Observer):
             self._watch.write_later(known)
         self._best.value = diary.best
         self._epoch = _Epoch(number=diary.epoch)
+        self._means.forget((diary.epoch, diary.epoch + 1))
         give_back(self.callbacks.callbacks, diary.callbacks, self._user.frozen)
         if len(diary.kept):
             self._kept = np.asarray(diary.kept, np.float64)
@@ -332,6 +335,7 @@ class Driver(Observer):
         if kind == "rollback":
             counts = fields["committed"]
             self._committed = Counter({int(e): n for e, n in counts.items()})
+            self._means.forget(epoch for epoch, n in self._committed.items() if n)
         self._run.event(kind, **fields)
         self._progress.event(kind, fields)
 
@@ -385,7 +389,9 @@ class Driver(Observer):
 
     def on_records(self, records: list[Record], sums: dict[int, Sums]) -> None:
         """Records exchanges and passes them to callbacks and progress."""
-        self._run.exchanges([r._asdict() for r in records])
+        self._run.exchanges(
+            [{**self._means.of(r.epoch, r.sums), **r._asdict()} for r in records]
+        )
         self._sums.update(sums)
         if self.first_step is None and records:
             first = records[0]

@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from shoal.clusters.base import Allocation
 from shoal.data.chunks import first_rows
 from shoal.engine.worker.spec import WATCH, Moment, Watch
 from shoal.errors import ConfigError
@@ -32,6 +33,7 @@ from shoal.optimizers import optimizer_variables
 from shoal.plan import Place, Plan
 from shoal.runs.base import Run
 from shoal.terminal import say
+from shoal.training.allocation import staged
 from shoal.training.driver_options import DriverOptions
 from shoal.training.ensemble_records import EnsembleRecords, MemberRun
 from shoal.training.read_fit import SEED_LIMIT, PreparedFit
@@ -42,8 +44,16 @@ from shoal.training.start_run import TrainingResult, Work, train
 TURN_S = 0.1
 
 
-def train_members(ready: PreparedFit, run: Run) -> TrainingResult:
+def train_members(
+    ready: PreparedFit, run: Run, allocation: Allocation | None = None
+) -> TrainingResult:
     """Trains every member; `ready.work.model` becomes the best one.
+
+    Args:
+        ready: The call.
+        run: Record of the run.
+        allocation: Machines of a cluster; None for this one. Each member has a
+            launcher of its own there.
 
     Returns:
         The best member's history, with `models` and `members` (all histories), the
@@ -61,7 +71,9 @@ def train_members(ready: PreparedFit, run: Run) -> TrainingResult:
     try:
         write_data(ready.work.source, blob)
         works = [replace(work, shared=blob) for work in works]
-        outcomes = _train_all(ready, works, member_records)
+        with ready.work.source.serving_many() as source:
+            works = [replace(work, source=source) for work in works]
+            outcomes = _train_all(ready, works, member_records, allocation)
     except KeyboardInterrupt:
         _rescue(ready, works, run)
         raise
@@ -155,7 +167,10 @@ def _reseed(model: Any, member: int) -> None:
 
 
 def _train_all(
-    ready: PreparedFit, works: Sequence[Work], member_records: EnsembleRecords
+    ready: PreparedFit,
+    works: Sequence[Work],
+    member_records: EnsembleRecords,
+    allocation: Allocation | None,
 ) -> list[TrainingResult]:
     """Trains members in threads, as many at a time as there are workers."""
     jobs = [
@@ -173,7 +188,7 @@ def _train_all(
                 run = MemberRun(member_records, member)
                 context = copy_context()
                 context.run(_watch_member, member)
-                job = (_train_member, places, plan, work, run, options)
+                job = (_train_member, places, plan, work, run, options, allocation)
                 futures.append(pool.submit(context.run, *job))
             with sampling(member_records.run, check) as on_turn:
                 while not _are_over(futures):
@@ -195,16 +210,22 @@ def _are_over(futures: Sequence[Future[TrainingResult]]) -> bool:
 
 
 def _train_member(
-    places: SimpleQueue[Place], plan: Plan, work: Work, run: Run, options: DriverOptions
+    places: SimpleQueue[Place],
+    plan: Plan,
+    work: Work,
+    run: Run,
+    options: DriverOptions,
+    allocation: Allocation | None,
 ) -> TrainingResult:
     """Trains one member on a GPU without another one, if there are GPUs."""
-    if not plan.places:
-        return train(plan, work, run, options)
-    place = places.get()  # one for each member that is trained at a time
+    place = places.get() if plan.places else None  # for each that is trained at a time
+    plan = plan if place is None else replace(plan, places=(place,))
     try:
-        return train(replace(plan, places=(place,)), work, run, options)
+        with staged(plan, allocation, work.shared) as pool:
+            return train(plan, work, run, options, pool)
     finally:
-        places.put(place)
+        if place is not None:
+            places.put(place)
 
 
 @final

@@ -212,7 +212,7 @@ def _train(
     writer: CheckpointWriter | None,
 ) -> TrainingResult:
     if ready.plan.strategy.is_independent:
-        return train_members(ready, record)
+        return train_members(ready, record, context.allocation)
     if ready.plan.request.cluster == "inline":
         return inline.train(ready.plan, ready.work, record, ready.options())
     with (

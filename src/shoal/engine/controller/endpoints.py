@@ -13,6 +13,7 @@ from typing import TypeAlias, final
 
 from shoal.forks import blank, gives_up
 from shoal.host.limits import within_limits
+from shoal.host.ports import listen
 from shoal.launchers.base import BACKLOG, NodeSocket
 
 Address: TypeAlias = tuple[str, int]
@@ -24,7 +25,7 @@ class OwnSocket:
 
     Args:
         name: Name of the server, for errors.
-        host: Address at which it listens.
+        address: Host and port at which it listens, or the next free port; 0 is any.
         is_reserve: Its first process comes later, or never: callers are refused until
             `open`, and try another address of the server at once.
     """
@@ -32,13 +33,15 @@ class OwnSocket:
     lost = ""
     node = ""
 
-    def __init__(self, name: str, host: str, *, is_reserve: bool = False) -> None:
+    def __init__(
+        self, name: str, address: Address, *, is_reserve: bool = False
+    ) -> None:
         with within_limits(f"open a socket for the {name} of the run"):
             if is_reserve:
                 self._socket = socket.socket()
-                self._socket.bind((host, 0))
+                self._socket.bind((address[0], 0))
             else:
-                self._socket = socket.create_server((host, 0), backlog=BACKLOG)
+                self._socket = listen(*address, BACKLOG)
 
     @property
     def address(self) -> Address:
@@ -68,7 +71,8 @@ class ServerEndpoints:
 
     Args:
         name: Name of the server, for logs.
-        host: Host on which both listen.
+        address: Host and port at which both listen, each at the next free port; port 0
+            is any.
         start: Starts a process that inherits a socket: name, socket -> token.
         is_here: Both listen on this machine; else `place` says where they do.
 
@@ -80,13 +84,15 @@ class ServerEndpoints:
     def __init__(
         self,
         name: str,
-        host: str,
+        address: Address,
         start: Callable[[str, ServerSocket], str],
         *,
         is_here: bool = True,
     ) -> None:
-        self.name, self._host, self._start = name, host, start
-        self._sockets: list[ServerSocket] = [OwnSocket(name, host)] if is_here else []
+        self.name, self._address, self._start = name, address, start
+        self._sockets: list[ServerSocket] = []
+        if is_here:
+            self._sockets = [OwnSocket(name, address)]
         self._standby_socket: ServerSocket | None = None
         self.server = self.standby = ""
         gives_up(self)
@@ -113,7 +119,7 @@ class ServerEndpoints:
         self._sockets, self._standby_socket = [*sockets], None
         count = 2 if has_standby else int(not sockets)
         for _ in range(count):
-            own = OwnSocket(self.name, self._host, is_reserve=bool(sockets))
+            own = OwnSocket(self.name, self._address, is_reserve=bool(sockets))
             self._sockets.append(own)
 
     @property
@@ -127,7 +133,7 @@ class ServerEndpoints:
         if self._standby_socket is not None:
             return self._standby_socket
         if len(self._sockets) < 2:
-            self._sockets.append(OwnSocket(self.name, self._host))
+            self._sockets.append(OwnSocket(self.name, self._address))
         return next(one for one in self._sockets[1:] if not one.lost)
 
     @property
@@ -190,7 +196,7 @@ class ServerEndpoints:
         self._close_own(has_server)
         self._sockets, self._standby_socket = kept, None
         if not has_server:
-            self._sockets = [OwnSocket(self.name, self._host)]
+            self._sockets = [OwnSocket(self.name, self._address)]
             self.start_server()
 
     # ----------------------------------------------------------------- ending

@@ -57,7 +57,8 @@ class ProcessPool:
         worker_environment: Properties of the workers.
         blob: Memory that they inherit, default None makes some.
         is_kept: Workers of a run that ended well wait for the next one.
-        host: Host on which servers listen.
+        address: Host and port at which servers listen, each at the next free port; port
+            0 is any.
         through: See `ProcessLauncher`.
         environment: Clock and connections of all that follow the run.
         open_launcher: Opens the launcher of workers, and of servers beside them;
@@ -71,17 +72,14 @@ class ProcessPool:
         blob: SharedBlob | None = None,
         *,
         is_kept: bool = False,
-        host: str = "127.0.0.1",
+        address: tuple[str, int] = ("127.0.0.1", 0),
         through: CommandPrefix | None = None,
         open_launcher: OpenLauncher | None = None,
         environment: Environment = SYSTEM,
     ) -> None:
         self.environment = environment
-        self.worker_environment, self.is_kept, self._host = (
-            worker_environment,
-            is_kept,
-            host,
-        )
+        self.worker_environment, self.is_kept = worker_environment, is_kept
+        self._address, start = address, self._start_server
         self.run = ""
         """Id of the run of these processes now, empty if it has none."""
         self._is_resting = False
@@ -89,7 +87,7 @@ class ProcessPool:
         self.blob = SharedBlob() if blob is None else blob
         self._scratch: Scratch | None = None
         self._launcher = ProcessLauncher((self.blob.descriptor,), through)
-        self._pairs = [ServerEndpoints("server", host, self._start_server)]
+        self._pairs = [ServerEndpoints("server", address, start)]
         self._workers: Launcher = self._launcher
         self._waiting: dict[int, str] = {}
         self._spares: dict[str, int] = {}
@@ -130,7 +128,7 @@ class ProcessPool:
         while len(self._pairs) <= number:
             name = f"server-{len(self._pairs)}"
             pair = ServerEndpoints(
-                name, self._host, self._start_server, is_here=is_here
+                name, self._address, self._start_server, is_here=is_here
             )
             self._pairs.append(pair)
             if is_here:
@@ -150,7 +148,7 @@ class ProcessPool:
             place_servers(
                 self._pairs[1:],
                 self._workers,
-                self._host,
+                self._address[0],
                 has_standby=has_standby,
                 look=self._look,
                 clock=self.environment.clock,
