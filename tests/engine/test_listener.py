@@ -30,7 +30,7 @@ def is_nothing(_peer: Peer, _head: Head) -> None:
 
 
 @final
-class House(Listener):
+class Receiver(Listener):
     """Accepts every caller as a worker while it is open, and keeps what it sends."""
 
     def __init__(self) -> None:
@@ -48,21 +48,21 @@ class House(Listener):
 
 
 @contextmanager
-def serving(*, has_tls: bool = False) -> Iterator[tuple[Connections, House]]:
+def serving(*, has_tls: bool = False) -> Iterator[tuple[Connections, Receiver]]:
     listener = socket.create_server(("127.0.0.1", 0))
     connections = Connections(listener, SECRET, 1 << 26, CONTEXT if has_tls else None)
-    house = House()
-    connections.deliver_to(house)
+    receiver = Receiver()
+    connections.deliver_to(receiver)
     try:
-        yield connections, house
+        yield connections, receiver
     finally:
         connections.close()
 
 
 def calling(connections: Connections) -> tuple[Link, Peer]:
     """An accepted worker, and its name at the server."""
-    house, found = connections._listener, list[Link]()
-    assert isinstance(house, House)
+    receiver, found = connections._listener, list[Link]()
+    assert isinstance(receiver, Receiver)
     address = connections._socket.getsockname()
     certificate = None if connections._context is None else IDENTITY.certificate
 
@@ -71,11 +71,11 @@ def calling(connections: Connections) -> tuple[Link, Peer]:
         link.send({"kind": "join"})
         found.append(link)
 
-    before, caller = len(house.heard), threading.Thread(target=call)
+    before, caller = len(receiver.heard), threading.Thread(target=call)
     caller.start()
-    until(connections, lambda: len(house.heard) > before)
+    until(connections, lambda: len(receiver.heard) > before)
     caller.join(20)
-    return found[0], house.heard.pop()[0]
+    return found[0], receiver.heard.pop()[0]
 
 
 def until(connections: Connections, is_so: Callable[[], object]) -> None:
@@ -107,7 +107,7 @@ _FRAMES = st.lists(st.integers(0, 120) | _NEAR, max_size=90)
 def test_all_frames_of_all_peers_are_handled_in_order(
     said: list[list[int]], inbox: int | None, has_tls: bool
 ) -> None:
-    with serving(has_tls=has_tls) as (connections, house):
+    with serving(has_tls=has_tls) as (connections, receiver):
         called = [calling(connections) for _ in said]
         senders = list[threading.Thread]()
         for (link, peer), sizes in zip(called, said, strict=True):
@@ -123,11 +123,11 @@ def test_all_frames_of_all_peers_are_handled_in_order(
             )
             senders.append(send)
             send.start()
-        until(connections, lambda: len(house.heard) == sum(map(len, said)))
+        until(connections, lambda: len(receiver.heard) == sum(map(len, said)))
         for send in senders:
             send.join(20)
         for (link, peer), sizes in zip(called, said, strict=True):
-            mine = [(h["number"], len(b)) for p, h, b in house.heard if p is peer]
+            mine = [(h["number"], len(b)) for p, h, b in receiver.heard if p is peer]
             assert mine == list(enumerate(sizes))
             link.close()
         assert is_consistent(connections)
@@ -138,22 +138,22 @@ def test_a_peer_that_never_stops_sending_has_one_turn_as_all_others(
     has_tls: bool,
 ) -> None:
     frames = pack_head({"kind": "more"}, 0) * 4000
-    with serving(has_tls=has_tls) as (connections, house):
+    with serving(has_tls=has_tls) as (connections, receiver):
         loud, _ = calling(connections)
         quiet, peer = calling(connections)
         pump = threading.Thread(target=loud.socket.sendall, args=(frames,))
         pump.start()
-        until(connections, lambda: house.heard)
+        until(connections, lambda: receiver.heard)
         quiet.send({"kind": "word"})
         turns = 0
-        while all(who is not peer for who, _, _ in house.heard):
-            before = len(house.heard)
+        while all(who is not peer for who, _, _ in receiver.heard):
+            before = len(receiver.heard)
             connections.serve(20)
-            assert len(house.heard) - before <= TURN_FRAMES + 1
+            assert len(receiver.heard) - before <= TURN_FRAMES + 1
             assert len(connections._eager) <= 2
             turns += 1
             assert turns < 10
-        until(connections, lambda: len(house.heard) == 4001)
+        until(connections, lambda: len(receiver.heard) == 4001)
         pump.join(20)
         for link in (loud, quiet):
             link.close()
@@ -162,21 +162,21 @@ def test_a_peer_that_never_stops_sending_has_one_turn_as_all_others(
 def test_a_peer_that_reads_again_is_read_again() -> None:
     """Its requests are buffered here already: nothing more comes from its socket."""
     questions, answer = 100, bytes(40_000)
-    with serving() as (connections, house):
+    with serving() as (connections, receiver):
         link, peer = calling(connections)
         for end, buffer in (
             (peer.channel.socket, socket.SO_SNDBUF),
             (link.socket, socket.SO_RCVBUF),
         ):
             end.setsockopt(socket.SOL_SOCKET, buffer, 1 << 16)
-        house.answer = lambda peer, _: connections.send(
+        receiver.answer = lambda peer, _: connections.send(
             peer, Raw(head={"kind": "re"}), answer
         )
         link.socket.sendall(pack_head({"kind": "ask"}, 0) * questions)
         until(connections, lambda: peer.channel.is_congested)
         assert peer.channel.has_input
         assert peer not in connections._eager
-        heard = len(house.heard)
+        heard = len(receiver.heard)
         link.socket.setblocking(False)
         taken = 0
         while peer.channel.is_congested:  # it reads, while the server is elsewhere
@@ -185,9 +185,9 @@ def test_a_peer_that_reads_again_is_read_again() -> None:
             except BlockingIOError:
                 connections.send(peer, Raw(head={"kind": "news"}))
         assert taken
-        assert len(house.heard) == heard
+        assert len(receiver.heard) == heard
         connections.serve(20)
-        assert len(house.heard) > heard
+        assert len(receiver.heard) > heard
         link.close()
 
 
@@ -207,11 +207,11 @@ def test_unverified_callers_are_served_again_beside_busy_peers() -> None:
 
 def test_the_answer_to_a_caller_is_sent_completely() -> None:
     body = bytes(32 << 20)
-    with serving() as (connections, house):
-        house.is_open = False
+    with serving() as (connections, receiver):
+        receiver.is_open = False
         link, peer = calling(connections)
-        house.is_open = True
-        house.answer = lambda peer, _: connections.send(
+        receiver.is_open = True
+        receiver.answer = lambda peer, _: connections.send(
             peer, Raw(head={"kind": "ok"}), body
         )
         connections.deliver_again(peer, {"kind": "attend"})

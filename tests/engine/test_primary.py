@@ -27,7 +27,7 @@ from shoal.wire.frames import HEADER, MAGIC, Link, pack_head
 from tests.engine.cases import runs_well, setup, shut_out
 from tests.support.inline import Cluster
 
-STRANGERS: dict[str, bytes] = {
+UNVERIFIED: dict[str, bytes] = {
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(64),
     "garbage": secrets.token_bytes(4096),
     "zeros": bytes(128),
@@ -35,13 +35,13 @@ STRANGERS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("who", STRANGERS)
+@pytest.mark.parametrize("who", UNVERIFIED)
 def test_a_caller_without_the_secret_is_refused_before_anything_is_parsed(
     who: str,
 ) -> None:
     with Cluster(setup()) as cluster:
         with socket.create_connection(cluster.address) as connection:
-            connection.sendall(STRANGERS[who])
+            connection.sendall(UNVERIFIED[who])
             shut_out(connection)
         events = runs_well(cluster)
     assert [event["kind"] for event in events].count("stranger") == 1

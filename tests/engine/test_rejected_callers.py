@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from shoal.engine.transport import listener
-from shoal.engine.transport.fields import MOST_NAME
-from shoal.engine.transport.listener import (
+from shoal.engine.transport.callers import (
     EVERY_S,
     SAVED_S,
     SHARE,
+    SLICE_S,
     RejectedCallers,
     UnverifiedCallers,
 )
+from shoal.engine.transport.fields import MOST_NAME
 from shoal.engine.transport.messages.worker_reports import Failed
 from shoal.engine.transport.messages.worker_to_server import Join
 from shoal.engine.transport.server_connection import LATER, MOST_WAITING, TURN_FRAMES
@@ -64,7 +65,7 @@ def greeted(cluster: Cluster, buffer: int = 1 << 16) -> socket.socket:
 def test_too_many_silent_callers_make_room_for_peers_of_the_run(
     has_tls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(listener, "MAX_CALLERS", 4)
     with Cluster(setup(has_tls=has_tls)) as cluster, ExitStack() as stack:
         slow = [
             stack.enter_context(socket.create_connection(cluster.address))
@@ -72,14 +73,14 @@ def test_too_many_silent_callers_make_room_for_peers_of_the_run(
         ]
         events = runs_well(cluster)
         assert all(shut_out(connection) == b"" for connection in slow[:30])
-        assert len(cluster.server._connections._rejected) <= 4
+        assert len(cluster.server._connections._callers) <= 4
     assert "too many callers without proof" in {e.get("reason") for e in events}
 
 
 def test_a_caller_with_the_secret_is_dropped_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listener, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(listener, "MAX_CALLERS", 3)
     with Cluster(setup()) as cluster, ExitStack() as stack:
         known = stack.enter_context(greeted(cluster))
         others = [
@@ -167,8 +168,8 @@ def test_a_worker_that_does_not_read_its_answers_is_not_read_either(
     push = {"kind": "push", "lineage": 0, "sequence": 1, "pieces": [], "steps": 1,
             "samples": 1.0, "times": [0, 0, 0, 0]}  # fmt: skip
     with Cluster(setup(has_tls=has_tls)) as cluster, ExitStack() as stack:
-        door = cluster.server._connections._socket
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        callers = cluster.server._connections._socket
+        callers.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection = stack.enter_context(greeted(cluster, buffer=4096))
         join = joining(cluster)
         slot = {"kind": "slot", "is_shared": False}
@@ -196,7 +197,7 @@ def test_without_descriptors_an_unverified_caller_is_dropped() -> None:
     with Cluster(setup()) as cluster:
         while (
             cluster.server._report_channel.controller is None
-        ):  # it is no stranger now
+        ):  # it has proved the secret
             time.sleep(0)
         with socket.create_connection(cluster.address) as waiting:
             connections = cluster.server._connections
@@ -210,7 +211,7 @@ def test_without_descriptors_an_unverified_caller_is_dropped() -> None:
                 def __getattr__(self, name: str) -> Any:
                     return getattr(real, name)
 
-            while not connections._rejected:
+            while not connections._callers:
                 time.sleep(0)
             connections._socket = Full()  # type: ignore[assignment]
             with socket.create_connection(cluster.address):
@@ -223,17 +224,17 @@ def knocked(
     clock: SettableClock,
 ) -> Iterator[tuple[selectors.BaseSelector, UnverifiedCallers]]:
     """The server's selector, and that of callers, one of which has sent something."""
-    house = selectors.DefaultSelector()
-    door = UnverifiedCallers(house, clock)
+    main = selectors.DefaultSelector()
+    callers = UnverifiedCallers(main, clock)
     mine, theirs = socket.socketpair()
-    with house, mine, theirs:
-        door.selector.register(mine, selectors.EVENT_READ, None)
+    with main, mine, theirs:
+        callers.selector.register(mine, selectors.EVENT_READ, None)
         theirs.sendall(b"x")
-        yield house, door
-        door.close()
+        yield main, callers
+        callers.close()
 
 
-class TestPorch:
+class TestUnverifiedCallers:
     """The clock is moved by the test; no thread waits."""
 
     @pytest.fixture
@@ -243,12 +244,12 @@ class TestPorch:
     def test_unverified_callers_get_their_share_of_time_and_no_more(
         self, clock: SettableClock
     ) -> None:
-        with knocked(clock) as (_, door):
+        with knocked(clock) as (_, callers):
             spent = 0.0
             for _ in range(10_000):
                 clock.now += 0.001
-                door.wait_s(1.0)
-                for _ in door.visit():
+                callers.wait_s(1.0)
+                for _ in callers.take_turn():
                     clock.now += 0.0005
                     spent += 0.0005
             assert SHARE * 10 * 0.9 < spent < SHARE * 10 + 2 * SAVED_S
@@ -256,40 +257,40 @@ class TestPorch:
     def test_a_closed_selector_of_callers_does_not_wake_the_server(
         self, clock: SettableClock
     ) -> None:
-        with knocked(clock) as (house, door):
-            assert house.select(0)
-            for _ in door.visit():
+        with knocked(clock) as (main, callers):
+            assert main.select(0)
+            for _ in callers.take_turn():
                 clock.now += SAVED_S + 0.1
-            assert not house.select(0)
-            assert list(door.visit()) == []
+            assert not main.select(0)
+            assert list(callers.take_turn()) == []
             earned_s = SHARE * (SAVED_S + 0.1)
-            assert door.wait_s(9.0) == pytest.approx((0.1 - earned_s) / SHARE)
+            assert callers.wait_s(9.0) == pytest.approx((0.1 - earned_s) / SHARE)
             clock.now += 0.1 / SHARE
-            assert door.wait_s(1.0) == 1.0
-            assert house.select(0)
+            assert callers.wait_s(1.0) == 1.0
+            assert main.select(0)
 
     def test_one_turn_of_callers_is_short_and_each_is_first_in_turn(
         self, clock: SettableClock
     ) -> None:
-        house = selectors.DefaultSelector()
-        door = UnverifiedCallers(house, clock)
-        with house, ExitStack() as stack:
+        main = selectors.DefaultSelector()
+        callers = UnverifiedCallers(main, clock)
+        with main, ExitStack() as stack:
             for name in range(10):
                 mine, theirs = socket.socketpair()
                 stack.enter_context(mine)
                 stack.enter_context(theirs)
-                door.selector.register(mine, selectors.EVENT_READ, name)
+                callers.selector.register(mine, selectors.EVENT_READ, name)
                 theirs.sendall(b"x")
             heard: list[int] = []
             for _ in range(10):
                 clock.now += 1.0
-                door.wait_s(1.0)
-                for key, _ in door.visit():
-                    clock.now += 2 * listener.SLICE_S
+                callers.wait_s(1.0)
+                for key, _ in callers.take_turn():
+                    clock.now += 2 * SLICE_S
                     heard.append(key.data)
             assert len(heard) == 10
             assert set(heard) == set(range(10))
-            door.close()
+            callers.close()
 
 
 def test_a_flood_of_callers_is_reported_at_intervals() -> None:

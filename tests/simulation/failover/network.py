@@ -203,7 +203,7 @@ class SimConnections:
         except BadFrame as error:
             self.drop(peer, f"bad frame: {error}")
 
-    def drop_strangers(self) -> None:
+    def drop_slow_callers(self) -> None:
         """Does nothing: every caller here introduces itself at once."""
 
     def watch(self, wire: Wire, hear: Callable[[], None]) -> None:

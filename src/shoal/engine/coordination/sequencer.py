@@ -181,7 +181,7 @@ class Sequencer:
     def ready(self, rank: int, incarnation: int) -> list[Instruction]:
         """A worker has compiled and can take data."""
         if not self._roster.is_current(rank, incarnation):
-            return [self._stranger(rank, incarnation)]
+            return [self._refuse_replaced(rank, incarnation)]
         member = self.members[rank]
         if member.is_ready or rank in self._publishing.joiners:
             return self.need(rank, incarnation)
@@ -231,7 +231,7 @@ class Sequencer:
         self.expected = workers
         return self._hand_out()
 
-    def _stranger(self, rank: int, incarnation: int) -> Refuse:
+    def _refuse_replaced(self, rank: int, incarnation: int) -> Refuse:
         return Refuse(rank, incarnation, "another process has this rank")
 
     # ------------------------------------------------------------- epochs
@@ -313,7 +313,7 @@ class Sequencer:
         # refusal for a later reason would tell a process that was replaced what it must
         # not learn (decision 14).
         if not self._roster.is_current(push.rank, push.incarnation):
-            return [self._stranger(push.rank, push.incarnation)]
+            return [self._refuse_replaced(push.rank, push.incarnation)]
         member = self.members[push.rank]
         member.is_parked = False
         if self.has_finished:
@@ -379,7 +379,7 @@ class Sequencer:
     def need(self, rank: int, incarnation: int) -> list[Instruction]:
         """A worker has no data left; it is answered when there is some."""
         if not self._roster.is_current(rank, incarnation):
-            return [self._stranger(rank, incarnation)]
+            return [self._refuse_replaced(rank, incarnation)]
         member = self.members[rank]
         member.is_parked, member.is_late = True, False
         if self.has_finished:

@@ -26,8 +26,9 @@ from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import pack
+from shoal.engine.transport.callers import RejectedCallers
 from shoal.engine.transport.fields import WRONG
-from shoal.engine.transport.listener import Connections, Listener, Peer, RejectedCallers
+from shoal.engine.transport.listener import Connections, Listener, Peer
 from shoal.engine.transport.messages.base import (
     Report,
 )
@@ -178,8 +179,8 @@ class BaseServer(Listener):
         if self._clock() - self._flushed < FLUSH_S:
             return False
         self._flushed = self._clock()
-        self._connections.drop_strangers()
-        self._tell_of_strangers()
+        self._connections.drop_slow_callers()
+        self._tell_of_rejected()
         return True
 
     def close(self) -> None:
@@ -239,7 +240,7 @@ class BaseServer(Listener):
         """Tells the controller something that is not part of the run's state."""
         self._report_channel.say(self._connections.send, report)
 
-    def _tell_of_strangers(self) -> None:
+    def _tell_of_rejected(self) -> None:
         found = self._rejected.take(self._clock())
         if found is not None:
             self._mention(found)
@@ -265,7 +266,7 @@ class BaseServer(Listener):
             self._other_gone(peer)
         elif self._is_running and not peer.is_refused:
             self._rejected.note(peer.name, reason)
-            self._tell_of_strangers()
+            self._tell_of_rejected()
 
     @abstractmethod
     def _worker_gone(self, peer: Peer, reason: str) -> None:

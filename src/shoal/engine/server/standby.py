@@ -171,7 +171,7 @@ class Standby(Listener):
         self._connections.serve(0.0 if self._has_more else FLUSH_S)
         if self._has_more:
             self._follow()
-        self._connections.drop_strangers()
+        self._connections.drop_slow_callers()
         self._send_back()
         if self._is_left_alone:
             self._is_running = False

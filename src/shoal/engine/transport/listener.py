@@ -1,10 +1,8 @@
 """The sockets of a server: one thread, one selector, every peer non-blocking.
 
 This file decides which peers are read and when a peer counts as gone; the messages are
-handled in `engine/server/primary.py`. Callers that have not proved the secret yet wait
-in their own selector, which gets a small share of the server's time: a flood of them
-slows itself down, not the workers. When the share is used up, they wait in their
-sockets.
+handled in `engine/server/primary.py`. Callers that have not proved the secret yet are
+in `callers.py`.
 """
 
 from __future__ import annotations
@@ -14,134 +12,20 @@ import selectors
 import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.buffers import Buffers
+from shoal.engine.transport.callers import UnverifiedCallers
 from shoal.engine.transport.codec import ConnectionCodec
 from shoal.engine.transport.messages.base import Message
-from shoal.engine.transport.messages.server_to_controller import (
-    Stranger,
-)
 from shoal.engine.transport.server_connection import ServerConnection
 from shoal.wire.frames import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
-EVERY_S = 10.0  # so that a flood does not fill the disk
-
-
-@final
-class RejectedCallers:
-    """Counts rejected callers between two reports; the first is reported at once."""
-
-    def __init__(self) -> None:
-        self._count, self._last = 0, ("", "")
-        self._next = 0.0
-
-    def note(self, name: str, reason: str) -> None:
-        """Counts a rejected caller."""
-        self._count, self._last = self._count + 1, (name, reason)
-
-    def take(self, now: float) -> Stranger | None:
-        """Returns the report that is due, None for none.
-
-        Args:
-            now: Seconds of a monotonic clock.
-
-        Example:
-            >>> rejected = RejectedCallers()
-            >>> rejected.note("10.0.0.9", "no proof of the secret in time")
-            >>> rejected.take(100.0).count
-            1
-            >>> rejected.note("10.0.0.9", "no proof of the secret in time")
-            >>> rejected.take(101.0) is None
-            True
-        """
-        if not self._count or now < self._next:
-            return None
-        count, self._count = self._count, 0
-        self._next = now + EVERY_S
-        peer, reason = self._last
-        return Stranger(peer=peer, reason=reason, count=count)
-
-
-SHARE = 0.05  # part of the server's time
-SLICE_S = 0.001  # limit before workers have their turn
-SAVED_S = (
-    0.2  # most time saved while no caller comes: a hundred workers may join at once
-)
-
-
-@final
-class UnverifiedCallers:
-    """The selector of unverified callers, open or closed.
-
-    Args:
-        house: The selector that wakes the server when a caller sends.
-        clock: Monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self, house: selectors.BaseSelector, clock: Callable[[], float]
-    ) -> None:
-        self._house, self._clock = house, clock
-        self.selector = selectors.DefaultSelector()
-        self._left_s, self._looked = SAVED_S, clock()
-        self._is_open, self._turn = False, 0
-        self._open()
-
-    def _open(self) -> None:
-        if not self._is_open:
-            self._is_open = True
-            self._house.register(self.selector, selectors.EVENT_READ, None)
-
-    def _close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._house.unregister(self.selector)
-
-    def _count(self) -> float:
-        """Seconds that are left for callers now."""
-        now = self._clock()
-        earned_s, self._looked = SHARE * (now - self._looked), now
-        self._left_s = min(SAVED_S, self._left_s + earned_s)
-        return self._left_s
-
-    def wait_s(self, timeout_s: float) -> float:
-        """How long the server may wait for others before callers have their turn."""
-        left_s = self._count()
-        if left_s > 0:
-            self._open()
-            return timeout_s
-        return min(timeout_s, -left_s / SHARE)
-
-    def visit(self) -> Iterator[tuple[selectors.SelectorKey, int]]:
-        """Yields callers with input while there is time, and counts the time."""
-        if not self._is_open:
-            return
-        found = self.selector.select(0)
-        self._turn += 1  # another caller is first each time
-        first = self._turn % max(1, len(found))
-        began, spent_s = self._clock(), 0.0
-        for visitor in found[first:] + found[:first]:
-            yield visitor
-            spent_s = self._clock() - began
-            if spent_s > SLICE_S:
-                break
-        # One caller may take more than a slice; `wait_s` makes all wait the longer.
-        self._left_s -= spent_s
-        if self._left_s <= 0:
-            self._close()
-
-    def close(self) -> None:
-        """Closes it for good."""
-        self._close()
-        self.selector.close()
-
-
 MAX_CONNECTIONS = 4096
-MAX_STRANGERS = 256
+MAX_CALLERS = 256
 OURS = ("controller", "standby", "shard", "primary")  # read even with waiting output
 MOST_REASON = 300  # characters of the reason for a closed connection
 
@@ -225,7 +109,7 @@ class Connections:
         self._context = context
         self._listener: Listener
         self._peers: dict[int, Peer] = {}
-        self._rejected: dict[int, Peer] = {}
+        self._callers: dict[int, Peer] = {}
         self._lost: list[tuple[Peer, str]] = []
         # In order: they have bytes that no selector reports.
         self._eager: dict[Peer, None] = {}
@@ -253,23 +137,23 @@ class Connections:
         for peer in eager:
             if self._peers.get(peer.channel.socket.fileno()) is peer:
                 self._hear(peer, selectors.EVENT_READ)
-        has_visitors = False
+        has_callers = False
         for key, mask in found:
             if key.data is None:
-                has_visitors = True
+                has_callers = True
             elif not isinstance(key.data, Peer):  # see `watch`
                 key.data()
             elif self._peers.get(key.fd) is key.data and key.data not in eager:
                 self._hear(key.data, mask)
-        if has_visitors:
-            self._receive_visitors()
+        if has_callers:
+            self._serve_callers()
         self._drop_lost()
 
-    def _receive_visitors(self) -> None:
-        for key, mask in self._unverified.visit():
+    def _serve_callers(self) -> None:
+        for key, mask in self._unverified.take_turn():
             if key.data is None:
                 self._accept()
-            elif self._rejected.get(key.fd) is key.data:
+            elif self._callers.get(key.fd) is key.data:
                 self._hear(key.data, mask)
 
     def adopt(self, link: Link, role: str) -> Peer:
@@ -303,13 +187,13 @@ class Connections:
         while self._lost:
             self.drop(*self._lost.pop(0))
 
-    def drop_strangers(self) -> None:
+    def drop_slow_callers(self) -> None:
         """Closes connections of callers that were too slow to prove the secret.
 
         Those that proved it must introduce themselves in time as well.
         """
         late = self._clock() - GREETING_TIMEOUT_S
-        for peer in list(self._rejected.values()):
+        for peer in list(self._callers.values()):
             if peer.channel.since < late:
                 what = "word" if peer.channel.is_proven else "proof of the secret"
                 self.drop(peer, f"no {what} in time")
@@ -334,7 +218,7 @@ class Connections:
         if self._peers.pop(descriptor, None) is None:
             return  # dropped before: a closed socket has the descriptor -1
         self._selector_of(peer).unregister(connection)
-        self._rejected.pop(descriptor, None)
+        self._callers.pop(descriptor, None)
         peer.channel.close()
         if peer.offer is not None:
             peer.offer.close()
@@ -352,8 +236,8 @@ class Connections:
         self._socket.close()
 
     def _selector_of(self, peer: Peer) -> selectors.BaseSelector:
-        is_stranger = peer.channel.socket.fileno() in self._rejected
-        return self._unverified.selector if is_stranger else self._selector
+        is_caller = peer.channel.socket.fileno() in self._callers
+        return self._unverified.selector if is_caller else self._selector
 
     def _accept(self) -> None:
         try:
@@ -362,9 +246,9 @@ class Connections:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 # Descriptors have run out. The caller stays in the queue and would wake
                 # this loop again at once.
-                self._make_room(len(self._rejected) - 1)
+                self._make_room(len(self._callers) - 1)
             return
-        self._make_room(MAX_STRANGERS - 1)
+        self._make_room(MAX_CALLERS - 1)
         try:
             if len(self._peers) >= MAX_CONNECTIONS:
                 raise ConnectionRefusedError("too many connections")
@@ -380,7 +264,7 @@ class Connections:
             return
         peer = Peer(channel=channel, name=str(address))
         descriptor = channel.socket.fileno()
-        self._peers[descriptor] = self._rejected[descriptor] = peer
+        self._peers[descriptor] = self._callers[descriptor] = peer
         self._unverified.selector.register(channel.socket, selectors.EVENT_READ, peer)
 
     def _make_room(self, most: int) -> None:
@@ -389,8 +273,8 @@ class Connections:
         Processes of the run introduce themselves at once, so they are seldom the
         oldest.
         """
-        while len(self._rejected) > max(0, most):
-            waiting = list(self._rejected.values())
+        while len(self._callers) > max(0, most):
+            waiting = list(self._callers.values())
             unproven = [peer for peer in waiting if not peer.channel.is_proven]
             self.drop((unproven or waiting)[0], "too many callers without proof")
 
@@ -398,7 +282,7 @@ class Connections:
         """A caller has a role now."""
         connection = peer.channel.socket
         self._unverified.selector.unregister(connection)
-        del self._rejected[connection.fileno()]
+        del self._callers[connection.fileno()]
         self._selector.register(connection, peer.events, peer)
         peer.channel.admit()
 
@@ -418,7 +302,7 @@ class Connections:
 
     def _deliver(self, peer: Peer, head: Head, body: memoryview) -> None:
         self._listener.on_frame(peer, head, body)
-        if peer.role and peer.channel.socket.fileno() in self._rejected:
+        if peer.role and peer.channel.socket.fileno() in self._callers:
             self._admit(peer)
 
     def deliver_again(self, peer: Peer, head: Head) -> None:

@@ -30,7 +30,7 @@ from shoal.wire.frames import (
 )
 from shoal.wire.handshake import HELLO_BYTES, TAG_BYTES, Callee, NoProof
 
-STRANGER_HEAD_BYTES = 1 << 14  # for a peer without a role
+CALLER_HEAD_BYTES = 1 << 14  # for a peer without a role
 TURN_BYTES = 8 << 20  # limit for one peer before others have their turn
 TURN_FRAMES = 64
 SHORT = ("header", "head")
@@ -321,7 +321,7 @@ class ServerConnection:
         if self._is_admitted or self.is_commander:
             sizes = unpack_header(data, self._limit)
         else:
-            sizes = unpack_header(data, 0, STRANGER_HEAD_BYTES)
+            sizes = unpack_header(data, 0, CALLER_HEAD_BYTES)
         head_bytes, self._body_bytes = sizes
         return head_bytes
 

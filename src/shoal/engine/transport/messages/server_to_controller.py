@@ -93,7 +93,7 @@ class StandbyLeft(OfStandby):
 
 
 @final
-class Stranger(Report):
+class CallerRejected(Report):
     """Callers were rejected.
 
     Args:
@@ -102,6 +102,7 @@ class Stranger(Report):
         count: Number of callers.
     """
 
+    # In events of older runs, too.
     kind: ClassVar[str] = "stranger"
     peer: Text
     reason: Text
@@ -276,7 +277,7 @@ class Exchanges(Report):
 
 REPORTS: Mapping[str, Parser[Report]] = {
     **by_kind(
-        Pong, Leads, StandbyCalled, StandbyReady, StandbyLeft, Stranger, Mismatch,
+        Pong, Leads, StandbyCalled, StandbyReady, StandbyLeft, CallerRejected, Mismatch,
         Unordered, Broken, Joined, WorkerReady, WorkerLeft, Late, Warned, RolledBack,
         Exchanges, EpochEnded, CenterShown, OptimizerState, WorkerSnapshot,
         RestartState,
