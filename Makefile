@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test backends examples lint format generated generate docs serve coverage \
+.PHONY: help venv demo test backends examples lint format generated generate notebooks docs serve coverage \
 	matrix ray spark bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
 	interrupts keras-suite constraints clean
 
@@ -111,6 +111,10 @@ generated: $(STAMP)
 
 generate: $(STAMP)
 	$(COG) -r $(COG_FILES)
+
+# Notebooks are made from the scripts beside them; a test compares.
+notebooks: $(STAMP)
+	$(BIN)/python examples/make_notebook.py examples/higgs_spark.py
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --quiet

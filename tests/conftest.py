@@ -243,6 +243,12 @@ def mnist() -> Digits:
     return read_mnist(_data_file("mnist.npz"))
 
 
+@pytest.fixture(scope="session")
+def data_file() -> Callable[[str], Path]:
+    """Function that returns the path of a file of $SHOAL_DATA, or skips."""
+    return _data_file
+
+
 def _data_file(name: str) -> Path:
     """Returns a file of $SHOAL_DATA, or skips; CI forbids to skip."""
     folder = os.environ.get("SHOAL_DATA", "")

@@ -134,6 +134,34 @@ def test_the_root_of_compare_is_a_folder(
     assert type(compared[0]["run"]) is type(run) or isinstance(run, Path)
 
 
+def test_compare_of_trainers_on_spark(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch, script: Callable[..., Path]
+):
+    calls: list[dict] = []
+
+    def compare(**given):
+        calls.append(given)
+        return SimpleNamespace(rows=[{"trainer": "single", "f1": 0.5}])
+
+    monkeypatch.setattr("shoal.spark.comparing.compare", compare)
+    path = script("'df', 'test', {'single': 1}")
+    done = shoal("compare", path, "--spark", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout) == [{"trainer": "single", "f1": 0.5}]
+    assert calls == [{"df": "df", "test_df": "test", "trainers": {"single": 1}}]
+    refused = shoal("compare", path, "--spark", "--epochs", 2)
+    assert refused.exit_code == 2
+    assert "--spark takes --plot and --json alone" in refused.stderr
+
+
+def test_compare_on_spark_refuses_what_is_no_frames(
+    shoal: Shoal, script: Callable[..., Path]
+):
+    refused = shoal("compare", script(), "--spark")
+    assert refused.exit_code == 2
+    assert "Expected a mapping" in refused.stderr or "trainers" in refused.stderr
+
+
 def test_compare_shows_the_rows_before_it_draws(
     shoal: Shoal, monkeypatch: pytest.MonkeyPatch, compared: list[dict], script
 ):

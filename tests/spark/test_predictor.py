@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import ConfigError, DataError
-from shoal.spark import ModelPredictor
+from shoal.runs.summary import RunSummary
+from shoal.spark import AccuracyEvaluator, ModelPredictor, compare, evaluate
 from tests.habits.cases import data, make_model
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
@@ -87,3 +89,119 @@ def test_what_is_refused(frame: Any, spark: Any) -> None:
         predictor.predict([])
     with pytest.raises(DataError, match="Did you mean 'features'"):
         ModelPredictor(make_model(), "feature").transform(frame)
+
+
+# ------------------------------------------------------------------ evaluation
+
+
+def test_metrics_are_those_of_keras(frame: Any) -> None:
+    model = make_model()
+    model.compile(
+        "sgd", "sparse_categorical_crossentropy", metrics=["accuracy"],
+        weighted_metrics=[keras.metrics.SparseCategoricalCrossentropy(name="weighted")],
+    )  # fmt: skip
+    weighted = frame.withColumn("weight", frame.id % 3)
+    found = evaluate(model, weighted, sample_weight="weight", batch_size=64)
+    x, y = data(ROWS)
+    weights = np.arange(ROWS) % 3
+    expected = model.evaluate(
+        x, y, sample_weight=weights, batch_size=64, verbose=0, return_dict=True
+    )
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation_is_refused_in_a_sentence(frame: Any) -> None:
+    model = make_model()
+    with pytest.raises(DataError, match="no rows"):
+        evaluate(model, frame.filter("id < 0"))
+    with pytest.raises(DataError, match="executors could not evaluate") as told:
+        evaluate(model, frame, features="first")
+    assert ".scala" not in str(told.value)
+    with pytest.raises(ConfigError, match="is not compiled"):
+        evaluate(keras.Sequential([keras.Input((8,))]), frame)
+
+
+# --------------------------------------------------------------------- streams
+
+
+def scored(stream: Any, predictor: Any, folder: Path) -> list[Any]:
+    """Runs a query on what a stream has, and returns its rows."""
+    made = predictor.predict(stream)
+    assert made.isStreaming
+    query = (
+        made.writeStream.format("memory").queryName("scored")
+        .option("checkpointLocation", str(folder)).trigger(availableNow=True).start()
+    )  # fmt: skip
+    assert query.awaitTermination(120)
+    return list(made.sparkSession.table("scored").collect())
+
+
+def test_a_stream_of_files_is_scored(frame: Any, tmp_path: Path) -> None:
+    rows = frame.select("features", "id").limit(100)
+    rows.write.parquet(f"{tmp_path}/rows")
+    session = frame.sparkSession
+    stream = session.readStream.schema(rows.schema).parquet(f"{tmp_path}/rows")
+    model = make_model()
+    found = scored(stream, ModelPredictor(model), tmp_path / "state")
+    assert len(found) == 100
+    x = np.array([row.features.toArray() for row in found])
+    expected = model.predict(x, verbose=0)
+    got = np.array([row.prediction.toArray() for row in found])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_a_stream_of_a_rate_source_is_scored(frame: Any, tmp_path: Path) -> None:
+    session = frame.sparkSession
+    stream = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 7)
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, keras.layers.Rescaling(2.0)(inputs))
+    made = ModelPredictor(model, ["value"]).predict(stream.load())
+    query = (
+        made.writeStream.format("memory").queryName("rate")
+        .option("checkpointLocation", str(tmp_path)).start()
+    )  # fmt: skip
+    seen: list[Any] = []
+    while len(seen) < 14 and query.isActive:
+        query.awaitTermination(1)
+        seen = session.table("rate").collect()
+    query.stop()
+    assert query.exception() is None
+    assert {row.prediction[0] for row in seen} >= {2.0 * n for n in range(14)}
+
+
+# ----------------------------------------------------------------- comparisons
+
+
+class Ready:
+    """A trainer whose model is trained already."""
+
+    features_col, batch_size = "features", 10
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.run = model, self
+
+    def train(self, frame: Any) -> Any:
+        return self.model
+
+    def get_training_time(self) -> float:
+        return 2.0
+
+    def summary(self) -> RunSummary:
+        return RunSummary(samples_committed=95, exchanges=3)
+
+
+def test_trainers_are_compared(frame: Any) -> None:
+    model = make_model()
+    rows = frame.withColumn("label_index", frame.label.cast("double"))
+    found = compare(rows, rows, {"a": Ready(model), "b": Ready(model)})
+    x, y = data(ROWS)
+    index = model.predict(x, verbose=0).argmax(1)
+    f1 = 0.0
+    for k in (0, 1):
+        both, sizes = ((index == k) & (y == k)).sum(), (index == k).sum()
+        f1 += 2 * both / (sizes + (y == k).sum()) * (y == k).mean()
+    assert found.results == pytest.approx({"a": f1, "b": f1})
+    assert (found.metric, found.entries[0].steps) == ("f1", 10)
+    exact = compare(rows, rows, {"a": Ready(model)}, AccuracyEvaluator())
+    assert exact.results["a"] == pytest.approx((index == y).mean())

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal import strategies
-from shoal.cli.script import load_problem
+from shoal.cli.script import load_problem, load_trainers
 from shoal.cli.tables import show_json, show_records
+from shoal.errors import ConfigError
 from shoal.runs.folder import is_place
-from shoal.training.comparison import COLUMNS, check_picture
+from shoal.training.comparison import COLUMNS, Comparison, check_picture
+
+if TYPE_CHECKING:
+    from shoal.spark.comparing import TrainerComparison
 
 HELP = "\n\n".join(
     [
@@ -53,12 +57,28 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
         Path | None, typer.Option(help="File of the picture to draw.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    is_spark: Annotated[
+        bool,
+        typer.Option(
+            "--spark",
+            help="The function returns (df, test_df, trainers) or (df, test_df, "
+            "trainers, evaluator) for shoal.spark.compare; trainers have their own "
+            "numbers, so only --plot and --json go with it.",
+        ),
+    ] = False,
 ) -> None:
     """Trains a model with several strategies on the same samples; see `HELP`."""
     # Misspelled strategies are refused before the script loads its data.
     chosen = [strategies.get(text) for text in strategy or ["single", "all_reduce"]]
     if plot:
         check_picture(plot)
+    if is_spark:
+        _refuse_others(strategy, workers, batch_size, root, epochs > 1 or seeds > 1)
+        # PySpark is needed for this option alone.
+        from shoal.spark.comparing import compare
+
+        _show(compare(**load_trainers(script)), as_json, plot)
+        return
     problem = load_problem(script)
     # Imports Keras, which the list of commands does not need.
     from shoal import api
@@ -75,12 +95,32 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
         validation_data=problem.validation_data,
         run=_run(root),
     )
+    _show(comparison, as_json, plot)
+
+
+def _show(
+    comparison: Comparison | TrainerComparison, as_json: bool, plot: Path | None
+) -> None:
     if as_json:
         show_json(comparison.rows)
     else:
         show_records(comparison.rows)
     if plot:
         comparison.plot(plot)
+
+
+def _refuse_others(*given: object) -> None:
+    """Refuses options that trainers have numbers for.
+
+    Raises:
+        ConfigError: One is given.
+    """
+    if any(given):
+        raise ConfigError(
+            "--spark takes --plot and --json alone: strategies, workers, epochs and "
+            "batches are those of the trainers that the function returns. Leave the "
+            "other options out."
+        )
 
 
 def _run(root: str | None) -> str | Path | bool:

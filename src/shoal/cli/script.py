@@ -20,6 +20,7 @@ from shoal.errors import ConfigError
 from shoal.registry import did_you_mean
 
 PROBLEM = "(make_model, x, y)"
+TRAINERS = "(df, test_df, trainers)"
 INSTALLED = {Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).parents[1]}
 """Folders whose files do not belong to the user's script."""
 
@@ -56,6 +57,47 @@ def load_problem(target: str) -> Problem:
         ConfigError: The file or function does not exist, raises, or returns something
             else.
     """
+    made, path = _made(target, PROBLEM)
+    problem = _problem(made, target)
+    make_model = problem.make_model
+    own = getattr(make_model, "__name__", "make_model")
+    return replace(
+        problem, make_model=partial(_call, make_model, own, path, "a compiled model")
+    )
+
+
+def load_trainers(target: str) -> dict[str, Any]:
+    """Runs `script.py:function` and returns arguments for `shoal.spark.compare`.
+
+    The function takes no argument and returns `(df, test_df, trainers)`, the same with
+    an evaluator, or a mapping with the names of such arguments.
+
+    Args:
+        target: A file and one of its functions, "make" when none is named.
+
+    Raises:
+        ConfigError: The file or function does not exist, raises, or returns something
+            else.
+    """
+    made, _ = _made(target, TRAINERS)
+    names = ("df", "test_df", "trainers", "evaluator")
+    found: dict[str, Any] = {}
+    if isinstance(made, Mapping):
+        found = dict(cast(Mapping[str, Any], made))
+    elif isinstance(made, tuple):
+        parts = cast(tuple[Any, ...], made)
+        found = dict(zip(names, parts, strict=False)) if len(parts) <= 4 else {}
+    if not {"df", "test_df", "trainers"} <= set(found) <= {*names, "index_col"}:
+        raise ConfigError(
+            f"{target} returned {type(made).__name__}. Expected (df, test_df, "
+            "trainers), (df, test_df, trainers, evaluator), or a mapping with these "
+            "names. Return two DataFrames and a dict of trainers."
+        )
+    return found
+
+
+def _made(target: str, gives: str) -> tuple[object, Path]:
+    """Returns what the function of a script returns, and the script."""
     file, _, name = target.rpartition(":") if ".py:" in target else (target, "", "make")
     path = Path(file)
     module = _load(path)
@@ -63,12 +105,7 @@ def load_problem(target: str) -> Problem:
     if not callable(function):
         known = [k for k, v in vars(module).items() if callable(v) and k[0] != "_"]
         raise ConfigError(did_you_mean(f"function of {path}", name, known))
-    problem = _problem(_call(function, name, path, PROBLEM), target)
-    make_model = problem.make_model
-    own = getattr(make_model, "__name__", "make_model")
-    return replace(
-        problem, make_model=partial(_call, make_model, own, path, "a compiled model")
-    )
+    return _call(function, name, path, gives), path
 
 
 def _load(path: Path) -> ModuleType:

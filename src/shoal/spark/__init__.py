@@ -10,11 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.spark.comparing import compare as compare
     from shoal.spark.emperor import Emperor as Emperor
     from shoal.spark.estimator import KerasEstimator as KerasEstimator
+    from shoal.spark.evaluating import evaluate as evaluate
+    from shoal.spark.evaluators import AccuracyEvaluator as AccuracyEvaluator
     from shoal.spark.history import (
         history_executors_average as history_executors_average,
     )
+    from shoal.spark.keras_models import (
+        deserialize_keras_model as deserialize_keras_model,
+    )
+    from shoal.spark.keras_models import serialize_keras_model as serialize_keras_model
+    from shoal.spark.keras_models import (
+        to_one_hot_encoded_dense as to_one_hot_encoded_dense,
+    )
+    from shoal.spark.keras_models import uniform_weights as uniform_weights
     from shoal.spark.model import KerasModel as KerasModel
     from shoal.spark.precaching import precache as precache
     from shoal.spark.predictor import ModelPredictor as ModelPredictor
@@ -40,6 +51,18 @@ if TYPE_CHECKING:
     from shoal.spark.trainers import EnsembleTrainer as EnsembleTrainer
     from shoal.spark.trainers import LocalSGD as LocalSGD
     from shoal.spark.trainers import SingleTrainer as SingleTrainer
+    from shoal.spark.transformers import (
+        BinaryLabelTransformer as BinaryLabelTransformer,
+    )
+    from shoal.spark.transformers import DenseTransformer as DenseTransformer
+    from shoal.spark.transformers import LabelIndexTransformer as LabelIndexTransformer
+    from shoal.spark.transformers import (
+        LabelVectorTransformer as LabelVectorTransformer,
+    )
+    from shoal.spark.transformers import MinMaxTransformer as MinMaxTransformer
+    from shoal.spark.transformers import OneHotTransformer as OneHotTransformer
+    from shoal.spark.transformers import ReshapeTransformer as ReshapeTransformer
+    from shoal.spark.transformers import StandardTransformer as StandardTransformer
 
 __all__ = [
     "ADAG",
@@ -47,12 +70,15 @@ __all__ = [
     "DOWNPOUR",
     "EAMSGD",
     "EASGD",
+    "AccuracyEvaluator",
     "AllReduce",
     "AsyncDiLoCo",
     "AsynchronousDistributedTrainer",
     "AsynchronousEAMSGD",
     "AsynchronousEASGD",
     "AveragingTrainer",
+    "BinaryLabelTransformer",
+    "DenseTransformer",
     "DiLoCo",
     "DistributedTrainer",
     "DynSGD",
@@ -60,28 +86,55 @@ __all__ = [
     "EnsembleTrainer",
     "KerasEstimator",
     "KerasModel",
+    "LabelIndexTransformer",
+    "LabelVectorTransformer",
     "LocalSGD",
+    "MinMaxTransformer",
     "ModelPredictor",
+    "OneHotTransformer",
+    "ReshapeTransformer",
     "SingleTrainer",
+    "StandardTransformer",
     "Trainer",
+    "compare",
+    "deserialize_keras_model",
     "deserialize_trainer",
+    "evaluate",
     "history_executors_average",
     "precache",
+    "serialize_keras_model",
     "shuffle",
+    "to_one_hot_encoded_dense",
+    "uniform_weights",
 ]
 
 _PLACES = {
+    "AccuracyEvaluator": "evaluators",
     "AsynchronousDistributedTrainer": "trainer",
+    "BinaryLabelTransformer": "transformers",
+    "DenseTransformer": "transformers",
     "DistributedTrainer": "trainer",
     "Emperor": "emperor",
     "KerasEstimator": "estimator",
     "KerasModel": "model",
+    "LabelIndexTransformer": "transformers",
+    "LabelVectorTransformer": "transformers",
+    "MinMaxTransformer": "transformers",
     "ModelPredictor": "predictor",
+    "OneHotTransformer": "transformers",
+    "ReshapeTransformer": "transformers",
+    "StandardTransformer": "transformers",
     "Trainer": "trainer",
+    "compare": "comparing",
+    "deserialize_keras_model": "keras_models",
     "deserialize_trainer": "serialization",
+    "evaluate": "evaluating",
     "history_executors_average": "history",
     "precache": "precaching",
+    "serialize_keras_model": "keras_models",
     "shuffle": "shuffling",
+    "to_one_hot_encoded_dense": "keras_models",
+    "uniform_weights": "keras_models",
 }
 """Modules of names that are not in `trainers`."""
 

@@ -81,14 +81,26 @@ def add_predictions(
         model=sent, selection=chosen, outputs=named, batch_size=batch_size
     )  # fmt: skip
     place = f"shoal_{secrets.token_hex(4)}"
-    found = frame.select("*", _predictions(scorer, frame.schema).alias(place))
+    # Spark 4.3 fails where a function's child gives columns, as Parquet does, and one
+    # of them is a vector. It computes this expression, which it counts as not
+    # deterministic, in a child of its own, which gives rows.
+    packed = F.when(F.spark_partition_id() >= 0, packed_columns(frame.schema, chosen))
+    rows = frame.select("*", packed.alias(f"{place}_x"))
+    function = _function(scorer)(F.col(f"{place}_x"))
+    found = rows.select("*", function.alias(place)).drop(f"{place}_x")
     lists = [F.col(place)[f"o{number}"] for number in range(len(named))]
     made = [array_to_vector(one) for one in lists] if is_vector else lists
     added = [one.alias(name) for one, name in zip(made, named, strict=True)]
     return found.select("*", *added).drop(place)
 
 
-def send_model(frame: Any, model: Any, before: SentModel | None = None) -> SentModel:
+def send_model(
+    frame: Any,
+    model: Any,
+    before: SentModel | None = None,
+    *,
+    is_compiled: bool = False,
+) -> SentModel:
     """Broadcasts a model to the executors of a frame's session.
 
     Args:
@@ -96,13 +108,14 @@ def send_model(frame: Any, model: Any, before: SentModel | None = None) -> SentM
         model: A built Keras model.
         before: What an earlier call returned, which is returned again if the model
             has not changed.
+        is_compiled: Whether loss, metrics and optimizer go with it.
 
     Raises:
         PlanError: The model is not built, or a part of it cannot be sent.
     """
     check_classic(frame)
     context = frame.sparkSession.sparkContext
-    blob = pack(model, is_bare=True)
+    blob = pack(model, is_bare=not is_compiled)
     key = hashlib.sha256(blob).hexdigest()
     application = str(context.applicationId)
     if before is not None and (before.key, before.application) == (key, application):
@@ -195,8 +208,8 @@ def check_classic(frame: Any) -> None:
         )
 
 
-def _predictions(scorer: Scorer, schema: T.StructType) -> Column:
-    """Returns the column of structs, one list of double for each output.
+def _function(scorer: Scorer) -> Any:
+    """Returns the function that makes a struct of lists, one for each output.
 
     It counts as not deterministic, so that Spark computes it once where a filter or
     several columns use it.
@@ -205,20 +218,14 @@ def _predictions(scorer: Scorer, schema: T.StructType) -> Column:
         T.StructField(f"o{n}", T.ArrayType(T.DoubleType()))
         for n in range(len(scorer.outputs))
     ]
-    return _function(scorer, T.StructType(fields))(
-        packed_columns(schema, scorer.selection)
-    )
-
-
-def _function(scorer: Scorer, kind: T.StructType) -> Any:
-    functions: Any = F
+    kind = T.StructType(fields)
+    known: Any = F
     with warnings.catch_warnings():
-        # PySpark would rather read the kind from annotations.
+        # PySpark would rather read the kind of function from annotations.
         warnings.simplefilter("ignore", UserWarning)
-        if hasattr(functions, "arrow_udf"):
-            way = functions.ArrowUDFType.SCALAR_ITER
-            made = functions.arrow_udf(scorer, kind, way)
+        if hasattr(known, "arrow_udf"):
+            made = known.arrow_udf(scorer, kind, known.ArrowUDFType.SCALAR_ITER)
         else:
-            way = functions.PandasUDFType.SCALAR_ITER
-            made = functions.pandas_udf(scorer.of_frames, kind, way)
+            way = known.PandasUDFType.SCALAR_ITER
+            made = known.pandas_udf(scorer.of_frames, kind, way)
     return made.asNondeterministic()

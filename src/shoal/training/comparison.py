@@ -139,7 +139,7 @@ class Comparison:
         Raises:
             ConfigError: matplotlib is not installed, or no training logged the metric.
         """
-        figure_of = _load_figure()
+        figure_of = figure_class()
         shown = _metric(self.entries) if metric is None else metric
         if not any(shown in p.metrics for e in self.entries for p in e.points):
             raise ConfigError(
@@ -187,7 +187,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
         ConfigError: matplotlib is not installed or does not write such files, or the
             folder does not exist.
     """
-    _load_figure()
+    figure_class()
     target = Path(path)
     kinds = import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
     if target.suffix[1:] not in kinds or not target.parent.is_dir():
@@ -198,8 +198,12 @@ def check_picture(path: str | os.PathLike[str]) -> None:
         )
 
 
-def _load_figure() -> Callable[..., Any]:
-    """Returns matplotlib's figure class, which needs no display or global state."""
+def figure_class() -> Callable[..., Any]:
+    """Returns matplotlib's figure class, which needs no display or global state.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
     try:
         return import_module("matplotlib.figure").Figure
     except ImportError:
