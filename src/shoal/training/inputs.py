@@ -44,6 +44,8 @@ SEAL = b"shoal inputs sha256 "
 """Prefix of the index, before its checksum. Older runs have neither."""
 PICKLE = b"\x80"
 """Prefix of pickled content."""
+_RENAMED = {"gang_batch_size": "global_batch_size"}
+"""Fields of plans of older runs, and their names today."""
 
 
 @final
@@ -179,15 +181,15 @@ def read_inputs(folder: Folder) -> Inputs:
 
 
 def _with_request(inputs: Inputs) -> Inputs:
-    """Inputs whose plan has its request.
+    """Inputs whose plan has the fields of today.
 
-    Older runs kept the request beside the plan, which had copies of its options.
+    Older runs kept the request beside the plan, which had copies of its options, and
+    had other names.
     """
-    held = vars(inputs.plan)
-    if "request" in held:
-        return inputs
-    own = {f.name: held[f.name] for f in fields(Plan) if f.name in held}
-    return replace(inputs, plan=Plan(request=vars(inputs)["request"], **own))
+    held = {_RENAMED.get(name, name): v for name, v in vars(inputs.plan).items()}
+    held = {"request": vars(inputs).get("request"), **held}
+    own = {field.name: held[field.name] for field in fields(Plan) if field.name in held}
+    return replace(inputs, plan=Plan(**own))
 
 
 def _sealed(content: bytes) -> bytes:
