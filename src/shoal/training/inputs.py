@@ -158,6 +158,7 @@ def read_inputs(folder: Folder) -> Inputs:
         held: Any = None if index.held is None else _read(place, index.held)
         if index.held_chunks is not None:
             held = loads(index.held_chunks)
+        inputs = _with_request(index.inputs)
     except OSError:
         raise
     except Exception as error:  # a missing class, or damaged bytes
@@ -173,7 +174,7 @@ def read_inputs(folder: Folder) -> Inputs:
         validation = Validation(source=held, batch_size=batch_size, steps=steps)
     callbacks = None if index.callbacks is None else unpack_callbacks(index.callbacks)
     return replace(
-        _with_request(index.inputs),
+        inputs,
         source=data,
         validation=validation,
         callbacks=callbacks,
@@ -188,7 +189,8 @@ def _with_request(inputs: Inputs) -> Inputs:
     """
     held = {_RENAMED.get(name, name): v for name, v in vars(inputs.plan).items()}
     held = {"request": vars(inputs).get("request"), **held}
-    own = {field.name: held[field.name] for field in fields(Plan) if field.name in held}
+    names = [field.name for field in fields(Plan) if field.name in held]
+    own: dict[str, Any] = {name: held[name] for name in names}
     return replace(inputs, plan=Plan(**own))
 
 
