@@ -56,8 +56,8 @@ def on_one_host(megabytes: float, strategy: str, rounds: int) -> dict[str, Any]:
     size = int(megabytes * 1e6 / 4)
     one, other = np.ones(size, "f4"), np.ones(size, "f4")
     exchanges, copies = list[float](), list[float]()
-    with one_server(size, strategy) as seat:
-        client = Client(seat, strategy, has_cores=True)
+    with one_server(size, strategy) as server_address:
+        client = Client(server_address, strategy, has_cores=True)
         for _ in range(rounds + WARM):
             began = time.perf_counter()
             client.exchange()
@@ -106,11 +106,11 @@ def _filled(connection: socket.socket, view: memoryview) -> bool:
 
 def _both_ways(given: dict[str, Any], *, is_encrypted: bool) -> float:
     """Milliseconds of an exchange over bare sockets."""
-    memory = memoryview(bytearray(4 * given["seat"].sizes.vector))
+    memory = memoryview(bytearray(4 * given["server_address"].sizes.vector))
     bare = socket.create_connection(given["bare"])
     bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if is_encrypted:
-        encrypted = wrap_caller(bare, given["seat"].certificate)
+        encrypted = wrap_caller(bare, given["server_address"].certificate)
         encrypted.do_handshake()
         bare = encrypted
 
@@ -125,15 +125,15 @@ def _both_ways(given: dict[str, Any], *, is_encrypted: bool) -> float:
 def there() -> None:
     """Runs on the other host; its tasks come by standard input."""
     given = pickle.load(sys.stdin.buffer)
-    seat: ServerAddress = given["seat"]
-    client = Client(seat, given["strategy"], has_slot=False, has_cores=True)
+    server_address: ServerAddress = given["server_address"]
+    client = Client(server_address, given["strategy"], has_slot=False, has_cores=True)
     exchange_ms = timed(client.exchange, given["rounds"])
     client.leave()
     found = {
         "exchange_ms": exchange_ms,
         "bare_ms": _both_ways(given, is_encrypted=False),
     }
-    if seat.certificate is not None:
+    if server_address.certificate is not None:
         found["bare_tls_ms"] = _both_ways(given, is_encrypted=True)
     print(json.dumps(found))
 
@@ -149,10 +149,12 @@ def between_hosts(
         target=_echo, args=(listener, 4 * size, identity), daemon=True
     )
     echo.start()
-    with one_server(size, strategy, host=hosts.address, identity=identity) as seat:
+    with one_server(
+        size, strategy, host=hosts.address, identity=identity
+    ) as server_address:
         given = {
-            "seat": replace(seat, wants_slot=False), "strategy": strategy,
-            "rounds": rounds, "bare": listener.getsockname(),
+            "server_address": replace(server_address, wants_slot=False),
+            "strategy": strategy, "rounds": rounds, "bare": listener.getsockname(),
         }  # fmt: skip
         done = subprocess.run(
             ["ip", "netns", "exec", hosts.names[0], sys.executable, "-c", THERE],

@@ -20,9 +20,11 @@ STRATEGY, PROCESSES, SIZE = "aeasgd", 2, 400_000
 COUNTS = (4, 16, 64)
 
 
-def crowd(seat: ServerAddress, count: int, gate: Any, over: Any, told: Any) -> None:
+def crowd(
+    server_address: ServerAddress, count: int, gate: Any, over: Any, told: Any
+) -> None:
     """This many clients in threads of this process."""
-    clients = [Client(seat, STRATEGY) for _ in range(count)]
+    clients = [Client(server_address, STRATEGY) for _ in range(count)]
     done = [0] * count
 
     def run(number: int) -> None:
@@ -44,10 +46,12 @@ def measure(count: int, seconds: float) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
     gate, over = context.Barrier(PROCESSES + 1), context.Event()
     told = context.Queue()
-    with one_server(SIZE, STRATEGY, clients=count) as seat:
+    with one_server(SIZE, STRATEGY, clients=count) as server_address:
         share = count // PROCESSES
         crowds = [
-            context.Process(target=crowd, args=(seat, share, gate, over, told))
+            context.Process(
+                target=crowd, args=(server_address, share, gate, over, told)
+            )
             for _ in range(PROCESSES)
         ]
         for process in crowds:

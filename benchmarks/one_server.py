@@ -80,7 +80,7 @@ class Client:
     """A worker without a model.
 
     Args:
-        seat: Address of a server, and identity for joining.
+        server_address: Address of a server, and identity for joining.
         strategy: Name of that server's strategy.
         has_slot: Vectors through shared memory.
         has_cores: It may use all cores, like a worker that is alone on its machine.
@@ -88,7 +88,7 @@ class Client:
 
     def __init__(
         self,
-        seat: ServerAddress,
+        server_address: ServerAddress,
         strategy: str,
         *,
         has_slot: bool = True,
@@ -96,11 +96,11 @@ class Client:
     ) -> None:
         self._pairs = InPairs(LONG)
         self._member = ServerClient(
-            replace(seat, wants_slot=has_slot),
+            replace(server_address, wants_slot=has_slot),
             get(strategy),
             spread=self._pairs if has_cores else in_turn,
         )
-        self.local: Vector = np.ones(seat.sizes.vector, "f4")
+        self.local: Vector = np.ones(server_address.sizes.vector, "f4")
         self._nothing = np.zeros(0, "f4")
         self._member.ready()
 

@@ -125,9 +125,9 @@ def behind_cables(size: int, servers: int) -> Generator[ServerAddress]:
         hosts.close()
 
 
-def exchange(seat: ServerAddress, times: int, gate: Any, told: Any) -> None:
+def exchange(server_address: ServerAddress, times: int, gate: Any, told: Any) -> None:
     """One client; sends the seconds of each exchange."""
-    client = Client(seat, STRATEGY, has_slot=False)
+    client = Client(server_address, STRATEGY, has_slot=False)
     client.exchange()
     gate.wait()
     found: list[float] = []
@@ -142,9 +142,9 @@ def with_cables(size: int, servers: int, times: int) -> float:
     """Median seconds of an exchange."""
     context = multiprocessing.get_context("spawn")
     gate, told = context.Barrier(CLIENTS), context.Queue()
-    with behind_cables(size, servers) as seat:
+    with behind_cables(size, servers) as server_address:
         clients = [
-            context.Process(target=exchange, args=(seat, times, gate, told))
+            context.Process(target=exchange, args=(server_address, times, gate, told))
             for _ in range(CLIENTS)
         ]
         for client in clients:
@@ -185,7 +185,7 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
     shared.connect(60.0, lambda: None)
     shared.command(Proceed(epoch=0))
     pairs = [pool.pair(n) for n in range(servers)]
-    seat = ServerAddress(
+    server_address = ServerAddress(
         address=pairs[0].address, other=pairs[0].other_address, secret=spec.secret,
         sizes=spec.sizes, hint=-1, token="client", wants_slot=False,
         shards=tuple((pair.address, pair.other_address) for pair in pairs[1:]),
@@ -195,7 +195,7 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
     may: list[threading.Event] = [threading.Event() for _ in range(times)]
 
     def train() -> None:
-        client = Client(seat, STRATEGY, has_slot=False)
+        client = Client(server_address, STRATEGY, has_slot=False)
         for step in range(times):
             may[step].wait()
             began = time.perf_counter()

@@ -134,7 +134,7 @@ JOINING: dict[str, bytes] = {
 }
 
 
-def seat(address: tuple[str, int], **fields: Any) -> ServerAddress:
+def server_address(address: tuple[str, int], **fields: Any) -> ServerAddress:
     return ServerAddress(
         address=address, secret=SECRET, sizes=SIZES, hint=0, token="t",
         wants_slot=False, **fields,
@@ -144,7 +144,7 @@ def seat(address: tuple[str, int], **fields: Any) -> ServerAddress:
 @pytest.mark.parametrize("what", JOINING)
 def test_a_worker_names_what_it_cannot_read_in_a_welcome(what: str) -> None:
     with saying(JOINING[what]) as address, pytest.raises(BadFrame):
-        ServerClient(seat(address), get("aeasgd"))
+        ServerClient(server_address(address), get("aeasgd"))
 
 
 VECTORS = bytes(SIZES.down_bytes)
@@ -178,7 +178,7 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
 def test_a_worker_names_what_it_cannot_read_in_an_answer(what: str) -> None:
     content, why = ANSWERS[what]
     with saying(frame(WELCOME, START), content) as address:
-        member = ServerClient(seat(address), get("aeasgd"))
+        member = ServerClient(server_address(address), get("aeasgd"))
         with pytest.raises(BadFrame, match=why):
             member.need()
         member.leave()
@@ -191,7 +191,7 @@ def test_nan_and_infinity_in_vectors_arrive_unchanged(value: float) -> None:
     with saying(
         frame(WELCOME, START), frame({**GRANT, "body": "center"}, body)
     ) as address:
-        member = ServerClient(seat(address), get("aeasgd"))
+        member = ServerClient(server_address(address), get("aeasgd"))
         member.need()
         np.testing.assert_array_equal(member.local, np.float32(value))
         member.leave()
@@ -227,7 +227,7 @@ PARTS: dict[str, tuple[tuple[bytes, ...], str]] = {
 def test_a_worker_names_what_it_cannot_read_from_a_shard(what: str) -> None:
     frames, why = PARTS[what]
     with saying(*frames) as address:
-        given = seat(("127.0.0.1", 1), shards=((address,),))
+        given = server_address(("127.0.0.1", 1), shards=((address,),))
         shard_clients = ShardClients(
             given, Buffers(SHARD_SIZES, None), get("aeasgd"), ME, SYSTEM
         )

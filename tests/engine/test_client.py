@@ -37,8 +37,8 @@ FIELDS = {"workers": 1, "epochs": 1, "batch_size": 8}
 
 
 @contextmanager
-def seated(
-    name: str | Strategy = "downpour", *, is_early: bool = False, **seat: Any
+def joined_client(
+    name: str | Strategy = "downpour", *, is_early: bool = False, **server_address: Any
 ) -> Iterator[tuple[ServerClient, Cluster]]:
     """A client at a server of its own, with data."""
     strategy = get(name)
@@ -49,7 +49,7 @@ def seated(
             "sizes": cluster.sizes,
             "hint": 0,
             "token": "t",
-            **seat,
+            **server_address,
         }
         member = ServerClient(ServerAddress(**fields), strategy, is_early=is_early)
         cluster.command("proceed", epoch=0)
@@ -71,7 +71,7 @@ def push(member: ServerClient, by: float) -> list[Any]:
 
 @pytest.mark.parametrize("wants_slot", [True, False])
 def test_a_push_changes_the_center_and_is_adopted(wants_slot: bool) -> None:
-    with seated(wants_slot=wants_slot) as (member, cluster):
+    with joined_client(wants_slot=wants_slot) as (member, cluster):
         assert (member.buffers.slot is not None) == wants_slot
         assert member.ready()[1] == b""
         push(member, 1.0)
@@ -97,7 +97,7 @@ def test_reused_memory_changes_no_number(strategy: ServerStrategy) -> None:
     """The same for a window without a step, which ends where it began."""
     apart, again = np.zeros(PROBLEM.size, "f4"), None
     center = apart.copy()
-    with seated(strategy) as (member, _):
+    with joined_client(strategy) as (member, _):
         member.ready()
         for by in (1.0, 0.0, 3.0, 0.0, 0.0, 5.0):
             again = member.local if by == 0.0 else move(member, by)
@@ -123,7 +123,7 @@ def test_an_early_push_keeps_the_steps_that_were_taken_meanwhile(name: str) -> N
     start = np.zeros(PROBLEM.size, "f4")
     center, state = start.copy(), strategy.init(PROBLEM.size)
     local, anchor = start, start.copy()
-    with seated(strategy, is_early=True) as (member, _):
+    with joined_client(strategy, is_early=True) as (member, _):
         member.ready()
         for by, later in ((1.0, 0.5), (2.0, -1.0), (3.0, None), (0.0, 0.0), (4.0, 3.0)):
             if not member.progress.pieces:
@@ -155,7 +155,7 @@ def answered(strategy: Any, center: Any, state: Any, message: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["local_sgd", "aeasgd"])
 def test_steps_on_samples_leased_to_others_are_void(name: str) -> None:
-    with seated(name, is_early=True) as (member, _):
+    with joined_client(name, is_early=True) as (member, _):
         member.ready()
         pushed = move(member, 1.0)
         member.push_early(
@@ -177,7 +177,7 @@ def test_steps_on_samples_leased_to_others_are_void(name: str) -> None:
 
 def test_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is sent while an answer is on its way waits for that answer."""
-    with seated(is_early=True) as (member, _):
+    with joined_client(is_early=True) as (member, _):
         member.ready()
         pieces = [member.progress.pieces.popleft()]
         member.push_early(move(member, 1.0), member.statistics, pieces, 1)
@@ -195,7 +195,7 @@ def test_a_busy_worker_reports_it_and_may_then_push(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(request_channel, "BEAT_S", 0.001)
-    with seated() as (member, cluster):
+    with joined_client() as (member, cluster):
         member.ready()
         said, tell = threading.Event(), member.tell
 
@@ -220,7 +220,7 @@ def test_a_slot_has_no_name_once_it_is_shared(monkeypatch: pytest.MonkeyPatch) -
         return attach(path, size, mark)
 
     monkeypatch.setattr(Slot, "attach", spy)
-    with seated() as (member, _):
+    with joined_client() as (member, _):
         member.ready()
         assert attach(paths[0], member.sizes.slot_bytes, "") is None
 
@@ -234,7 +234,7 @@ def test_without_a_slot_vectors_go_through_the_socket(
     else:
         attach = Slot.attach
         monkeypatch.setattr(Slot, "attach", lambda p, s, m: attach(p + "x", s, m))
-    with seated() as (member, cluster):
+    with joined_client() as (member, cluster):
         assert member.buffers.slot is None
         member.ready()
         push(member, 1.0)
@@ -245,7 +245,7 @@ def test_without_a_slot_vectors_go_through_the_socket(
 
 @pytest.mark.parametrize(("name", "adopted"), [("downpour", 1.0), ("aeasgd", 5.0)])
 def test_a_repeat_is_not_applied(name: str, adopted: float) -> None:
-    with seated(name) as (member, cluster):
+    with joined_client(name) as (member, cluster):
         member.ready()
         pieces = push(member, 1.0)
         center = cluster.server.replica.center.vector.copy()
@@ -259,7 +259,7 @@ def test_a_repeat_is_not_applied(name: str, adopted: float) -> None:
 
 
 def test_a_worker_waits_for_data() -> None:
-    with seated() as (member, cluster):
+    with joined_client() as (member, cluster):
         member.ready()
         while member.progress.pieces:
             push(member, 0.5)
@@ -288,7 +288,7 @@ def test_a_snapshot_reaches_the_center_and_joining_workers(
 ) -> None:
     # With a blob it did not fit where messages are received, and without a slot
     # the last gradient was taken for the weights.
-    with seated("all_reduce", wants_slot=wants_slot) as (member, cluster):
+    with joined_client("all_reduce", wants_slot=wants_slot) as (member, cluster):
         cluster.command("state")
         member.ready()
         until_asked(member)
@@ -319,13 +319,13 @@ def test_a_refusal_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> Non
     closed: list[Link] = []
     close = Link.close
     monkeypatch.setattr(Link, "close", lambda link: (closed.append(link), close(link)))
-    with seated() as (member, cluster):
-        seat = ServerAddress(
+    with joined_client() as (member, cluster):
+        server_address = ServerAddress(
             address=cluster.address, secret=cluster.secret, hint=0, token="",
             sizes=type(member.sizes)(vector=1, statistics=0, metrics=0, digest="x"),
         )  # fmt: skip
         with pytest.raises(Fenced, match="another model layout"):
-            ServerClient(seat, member.strategy)
+            ServerClient(server_address, member.strategy)
         assert len(closed) == 1
 
 

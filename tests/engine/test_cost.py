@@ -30,7 +30,7 @@ MOST_FRAME_BYTES = 1024
 
 
 @contextmanager
-def seated(name: str, *, wants_slot: bool = True) -> Iterator[ServerClient]:
+def joined_client(name: str, *, wants_slot: bool = True) -> Iterator[ServerClient]:
     """A client of a server in a thread of this process, before its first push."""
     fields = {"workers": 1, "epochs": 4, "batch_size": 1}
     strategy = type(get(name))(period=1)
@@ -59,7 +59,7 @@ STRATEGIES = ("aeasgd", "eamsgd", "downpour", "adag", "dynsgd", "async_diloco")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_an_exchange_allocates_no_vector(name: str) -> None:
     """Neither worker nor server allocates one, after the first exchange."""
-    with seated(name) as member:
+    with joined_client(name) as member:
         local = member.local + np.float32(1)
         push(member, local)
         tracemalloc.start()
@@ -89,7 +89,7 @@ def test_frames_carry_the_vectors_and_little_else(
         received.append(len(str(head)) + body.nbytes)
         return head, body
 
-    with seated("aeasgd", wants_slot=wants_slot) as member:
+    with joined_client("aeasgd", wants_slot=wants_slot) as member:
         monkeypatch.setattr(Link, "send", counted_send)
         monkeypatch.setattr(Link, "receive", counted_receive)
         push(member, member.local + np.float32(1))
@@ -104,9 +104,9 @@ def test_a_server_holds_one_vector() -> None:
     """Besides the strategy's state, and slots, which workers have as well."""
     private = list[int]()
     for size in (1, 1 << 23):
-        with one_server(size, "aeasgd") as seat:
+        with one_server(size, "aeasgd") as server_address:
             [server] = psutil.Process().children()
-            client = Client(seat, "aeasgd")
+            client = Client(server_address, "aeasgd")
             client.exchange()
             private.append(server.memory_full_info().uss)
             client.leave()
@@ -119,8 +119,8 @@ def test_an_exchange_costs_a_few_copies() -> None:
     size = 1 << 22
     here, there = np.ones(size, "f4"), np.ones(size, "f4")
     exchanges, copies = list[float](), list[float]()
-    with one_server(size, "aeasgd") as seat:
-        client = Client(seat, "aeasgd")
+    with one_server(size, "aeasgd") as server_address:
+        client = Client(server_address, "aeasgd")
         for _ in range(25):
             began = time.perf_counter()
             client.exchange()

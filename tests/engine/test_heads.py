@@ -34,10 +34,10 @@ from shoal.engine.transport.messages.server_to_worker import (
 from shoal.engine.transport.messages.shard import (
     FROM_SHARD,
     OF_SHARD,
+    Attached,
     Attend,
     MessagePart,
     Ordered,
-    Seated,
     ShardCalls,
 )
 from shoal.engine.transport.messages.standby import (
@@ -95,7 +95,7 @@ READERS: dict[str, Read] = {
     "worker to server": worker_to_server,
     "server to worker": server_to_worker,
     "worker to shard": mapped(by_name(Attend, MessagePart)),
-    "shard to worker": mapped(by_name(Seated), OF_SHARD),
+    "shard to worker": mapped(by_name(Attached), OF_SHARD),
     "shard to server": mapped(by_name(ShardCalls), FROM_SHARD),
     "server to shard": mapped(by_name(Ordered)),
     "standby to server": mapped(by_name(StandbyCalls), FROM_STANDBY),

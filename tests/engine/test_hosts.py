@@ -149,10 +149,14 @@ def test_a_worker_of_another_run_is_refused(hosts: Hosts) -> None:
     with Cluster(given) as cluster, Cluster(given) as other:
         away = Away(cluster, hosts)
         spec, stranger = cluster.worker_spec(0), other.worker_spec(0)
-        wrong = replace(spec.seat, secret=stranger.seat.secret)
-        blind = replace(spec.seat, certificate=stranger.seat.certificate)
-        for seat in (wrong, blind):
-            cluster.worker_spec = lambda _, seat=seat: replace(spec, seat=seat)  # type: ignore[method-assign]
+        wrong = replace(spec.server_address, secret=stranger.server_address.secret)
+        blind = replace(
+            spec.server_address, certificate=stranger.server_address.certificate
+        )
+        for server_address in (wrong, blind):
+            cluster.worker_spec = lambda _, server_address=server_address: replace(
+                spec, server_address=server_address
+            )  # type: ignore[method-assign]
             away.start()
         assert all(away.wait())
         del cluster.worker_spec

@@ -63,7 +63,7 @@ def through(cluster: Cluster, change: Callable[[Any], Any]) -> None:
 
     def worker_spec(hint: int = -1) -> WorkerSpec:
         spec = real(hint)
-        return replace(spec, seat=change(spec.seat))
+        return replace(spec, server_address=change(spec.server_address))
 
     cluster.worker_spec = worker_spec  # type: ignore[method-assign]
 
@@ -100,7 +100,10 @@ def test_one_record_to_or_from_a_worker_is_harmed(
         between(Middleman(HARMS[harm], way, number)) as middleman,
     ):
         middleman.target = cluster.address
-        through(cluster, lambda seat: replace(seat, address=middleman.address))
+        through(
+            cluster,
+            lambda server_address: replace(server_address, address=middleman.address),
+        )
         outcome = cluster.run()
     assert middleman.has_harmed
     is_exact(outcome)
@@ -119,9 +122,9 @@ def test_one_record_to_or_from_a_shard_is_harmed(
     ):
         middleman.target = cluster.shards.addresses[0][0]
 
-        def change(seat: Any) -> Any:
-            others = seat.shards[0][1:]
-            return replace(seat, shards=((middleman.address, *others),))
+        def change(server_address: Any) -> Any:
+            others = server_address.shards[0][1:]
+            return replace(server_address, shards=((middleman.address, *others),))
 
         through(cluster, change)
         outcome = cluster.run()
@@ -141,7 +144,10 @@ def test_one_record_to_or_from_a_worker_that_has_a_standby_is_harmed(
         between(Middleman(HARMS[harm], way, number)) as middleman,
     ):
         middleman.target = cluster.address
-        through(cluster, lambda seat: replace(seat, address=middleman.address))
+        through(
+            cluster,
+            lambda server_address: replace(server_address, address=middleman.address),
+        )
         outcome = cluster.run()
     assert middleman.has_harmed
     is_exact(outcome)
@@ -255,7 +261,10 @@ def test_a_replayed_connection_is_refused() -> None:
         between(Middleman()) as middleman,
     ):
         middleman.target = cluster.address
-        through(cluster, lambda seat: replace(seat, address=middleman.address))
+        through(
+            cluster,
+            lambda server_address: replace(server_address, address=middleman.address),
+        )
         for hint in range(2):
             cluster.start_worker(hint)
         cluster._ask("proceed", epoch=0)

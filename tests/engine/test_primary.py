@@ -101,7 +101,7 @@ def test_a_peer_that_breaks_the_protocol_is_dropped(what: str) -> None:
         runs_well(cluster)
 
 
-def seat(cluster: Cluster, **fields: Any) -> ServerAddress:
+def server_address(cluster: Cluster, **fields: Any) -> ServerAddress:
     defaults: dict[str, Any] = {
         "address": cluster.address,
         "secret": cluster.secret,
@@ -142,7 +142,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", MESSAGES)
 def test_only_the_worker_with_malformed_messages_is_dropped(what: str) -> None:
     with Cluster(setup("all_reduce")) as cluster:
-        member = ServerClient(seat(cluster), get("all_reduce"))
+        member = ServerClient(server_address(cluster), get("all_reduce"))
         member._link.send(MESSAGES[what])
         with pytest.raises(ConnectionResetError):
             member._link.receive(timeout_s=20)
@@ -171,7 +171,7 @@ def test_a_vector_before_the_slot_is_settled_is_a_bad_frame() -> None:
 @pytest.mark.parametrize("pieces", [[], [[0, 0, 8, 0]], [[77, 0, 8, 0]]])
 def test_samples_that_were_not_leased_are_refused(pieces: list[list[int]]) -> None:
     with Cluster(setup()) as cluster:
-        member = ServerClient(seat(cluster), get("aeasgd"))
+        member = ServerClient(server_address(cluster), get("aeasgd"))
         push = Push.parse({**PUSH, "pieces": pieces})
         with pytest.raises(Fenced, match="samples it does not hold"):
             member._take(member._answer(push, has_vectors=True))
@@ -183,7 +183,7 @@ def test_another_model_is_refused() -> None:
     with Cluster(setup()) as cluster:
         wrong = replace(cluster.sizes, digest="another")
         with pytest.raises(Fenced, match="another model layout"):
-            ServerClient(seat(cluster, sizes=wrong), get("aeasgd"))
+            ServerClient(server_address(cluster, sizes=wrong), get("aeasgd"))
         events = runs_well(cluster)
     assert "mismatch" in {event["kind"] for event in events}
 
@@ -235,7 +235,7 @@ def test_a_server_frees_the_slots_of_connected_workers(
 
     monkeypatch.setattr(Slot, "make", make)
     with Cluster(setup()) as cluster:
-        member = ServerClient(seat(cluster), get("aeasgd"))
+        member = ServerClient(server_address(cluster), get("aeasgd"))
         assert [slot._memory is None for slot in made] == [False]
     member.leave()
     assert [slot._memory is None for slot in made] == [True]
@@ -292,7 +292,7 @@ def test_workers_that_compute_hear_of_the_end_of_the_run(
     monkeypatch.setattr(Primary, "_see_off", stopped)
     with Cluster(setup("aeasgd", workers=1)) as cluster:
         cluster.command("proceed", epoch=0)
-        member = ServerClient(seat(cluster), get("aeasgd"))
+        member = ServerClient(server_address(cluster), get("aeasgd"))
         member.ready()
         assert member.progress.pieces
         cluster.command("finish")

@@ -33,10 +33,10 @@ class Table:
         self.sequencer: Any = Sequencer(Rules(**{**ROUNDS, **fields}))
         self.sequences: dict[int, int] = {}
         for rank in range(self.sequencer.rules.workers):
-            self.seat(rank)
+            self.join_ready(rank)
         self.sequencer.proceed(0)
 
-    def seat(self, rank: int) -> None:
+    def join_ready(self, rank: int) -> None:
         member = self.sequencer.join(rank)
         self.sequences[rank] = 0
         self.sequencer.ready(member.rank, member.incarnation)
@@ -260,7 +260,7 @@ class TestTheLate:
     def test_a_late_worker_may_be_lost(self) -> None:
         table, _ = self.late()
         assert table.leave(3) == []
-        table.seat(3)
+        table.join_ready(3)
         assert not table.held(3)
         table.pushes(0, 1, 2)
         assert table.held(3)

@@ -56,7 +56,7 @@ class Table:
         rules = replace(self.sequencer.rules, **fields)
         self.sequencer = Sequencer.from_json(rules, document)
 
-    def seat(self, *hints: int) -> list[Any]:
+    def join_ready(self, *hints: int) -> list[Any]:
         """Joins and is ready; returns the instructions of the last event."""
         found: list[Any] = []
         for hint in hints:
@@ -111,15 +111,15 @@ def gradient_table(**fields: Any) -> Table:
 class TestMembers:
     def test_a_rank_has_one_living_process(self) -> None:
         table = Table()
-        table.seat(1, 1, -1)
+        table.join_ready(1, 1, -1)
         assert sorted(table.sequencer.members) == [0, 1, 2]
 
     def test_a_replacement_fences_the_process_before_it(self) -> None:
         table = Table()
         table.sequencer.proceed(0)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         table.leave(0)
-        table.seat(0)
+        table.join_ready(0)
         [refusal] = table.push(0, grant.pieces[0], incarnation=1)
         assert isinstance(refusal, Refuse)
         assert table.sequencer.clock == 0
@@ -130,14 +130,14 @@ class TestMembers:
     def test_a_push_without_samples_or_of_others_is_refused(self) -> None:
         table = Table()
         table.sequencer.proceed(0)
-        table.seat(0, 1)
+        table.join_ready(0, 1)
         assert isinstance(table.push(0)[0], Refuse)
         assert isinstance(table.push(0, table.held(1)[0])[0], Refuse)
         assert table.sequencer.version == 0
 
     def test_a_second_ready_asks_for_data(self) -> None:
         table = Table()
-        table.seat(0)
+        table.join_ready(0)
         assert table.sequencer.ready(0, 1) == []
         [grant] = table.sequencer.proceed(0)
         assert grant.kind == "grant"
@@ -147,7 +147,7 @@ class TestRepeats:
     def test_a_repeated_push_gets_all_its_leases_and_the_center(self) -> None:
         table = Table(epoch_rows=(80,))
         table.sequencer.proceed(0)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         table.push(0, grant.pieces[0])
         [again] = table.push(0, grant.pieces[0], sequence=1)
         assert (again.kind, again.body) == ("repeat", "center")
@@ -158,7 +158,7 @@ class TestRepeats:
     def test_a_repeated_elastic_push_keeps_its_weights(self) -> None:
         table = Table(is_elastic=True)
         table.sequencer.proceed(0)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         table.push(0, grant.pieces[0])
         [again] = table.push(0, grant.pieces[0], sequence=1)
         assert again.body == "none"
@@ -166,14 +166,14 @@ class TestRepeats:
     def test_a_worker_that_lost_a_mean_starts_over(self) -> None:
         table = gradient_table(workers=1)
         table.sequencer.proceed(0)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         table.push(0, grant.pieces[0])
         assert isinstance(table.push(0, grant.pieces[0], sequence=1)[0], Refuse)
 
     def test_a_push_ends_a_wait_that_an_old_message_reported(self) -> None:
         table = Table(is_elastic=True, workers=2)
         table.sequencer.proceed(0)
-        [grant], [other] = table.seat(0), table.seat(1)
+        [grant], [other] = table.join_ready(0), table.join_ready(1)
         table.push(0, grant.pieces[0])
         table.need(0)  # said before it was answered, and delivered late
         refused = table.push(0, other.pieces[0])
@@ -186,10 +186,10 @@ class TestAsynchronous:
         # Without a barrier a waiting worker got a new epoch only by chance.
         table = Table(epoch_rows=(4,), epochs=3, workers=1, has_barrier=False)
         table.sequencer.proceed(0)
-        [first] = table.seat(0)
-        [second] = table.seat(1)
+        [first] = table.join_ready(0)
+        [second] = table.join_ready(1)
         assert {piece.epoch for piece in second.pieces} == {1}
-        assert table.seat(2) == []
+        assert table.join_ready(2) == []
         found = table.push(0, *first.pieces)
         assert EpochDone(0) in found
         [third] = answers(table.sequencer.proceed(1), 2)
@@ -198,7 +198,7 @@ class TestAsynchronous:
     def test_without_a_barrier_one_epoch_ahead_and_no_more(self) -> None:
         table = Table(epoch_rows=(4,), epochs=9, workers=1, has_barrier=False)
         table.sequencer.proceed(0)
-        found = table.seat(0)
+        found = table.join_ready(0)
         for _ in range(4):
             [answer] = answers(found, 0)
             if not answer.pieces:
@@ -211,26 +211,26 @@ class TestAsynchronous:
     def test_near_the_end_no_worker_takes_all_the_rest(self) -> None:
         table = Table(epoch_rows=(40,), batch=1, window=20)
         table.sequencer.proceed(0)
-        table.seat(0, 1)
+        table.join_ready(0, 1)
         rows = [table.sequencer.ledger.held_rows(rank) for rank in (0, 1)]
         assert min(rows) >= 5, rows
 
     def test_finish_ends_a_worker_in_the_middle_of_a_window(self) -> None:
         table = Table()
         table.sequencer.proceed(0)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         assert table.sequencer.finish() == []
         [answer] = table.push(0, grant.pieces[0])
         assert answer.kind == "done"
         assert table.sequencer.version == 0
-        assert table.seat(1)[0].kind == "done"
+        assert table.join_ready(1)[0].kind == "done"
         assert table.leave(0) == []
 
     def test_a_stale_joiner_is_given_the_center(self) -> None:
         table = Table(epoch_rows=(400,))
         table.sequencer.proceed(0)
         member = table.sequencer.join(1)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         table.push(0, grant.pieces[0])
         [late] = table.sequencer.ready(member.rank, member.incarnation)
         assert late.body == "center"
@@ -244,16 +244,16 @@ class TestRounds:
     def test_rounds_wait_for_all_that_are_expected_and_no_longer(self) -> None:
         table = Table(is_rounds=True, workers=3)
         table.sequencer.proceed(0)
-        assert table.seat(0, 1) == []
+        assert table.join_ready(0, 1) == []
         found = table.sequencer.expect(2)
         assert [answer.rank for answer in found] == [0, 1]
 
     def test_a_worker_without_data_is_not_awaited_and_adopts_the_center(self) -> None:
         table = Table(is_rounds=True, epoch_rows=(8,))
         table.sequencer.proceed(0)
-        table.seat(0, 1)
+        table.join_ready(0, 1)
         table.leave(1)
-        table.seat(1)
+        table.join_ready(1)
         pieces = table.held(0)
         found = table.push(0, *pieces)
         assert isinstance(found[0], Merge)
@@ -262,7 +262,7 @@ class TestRounds:
     def test_a_round_closes_when_the_awaited_worker_is_lost(self) -> None:
         table = Table(is_rounds=True)
         table.sequencer.proceed(0)
-        table.seat(0, 1)
+        table.join_ready(0, 1)
         assert table.push(0, table.held(0)[0]) == []
         found = table.leave(1)
         assert isinstance(found[0], Merge)
@@ -271,7 +271,7 @@ class TestRounds:
     def test_the_leases_of_a_lost_worker_are_shared(self) -> None:
         table = Table(is_rounds=True, epoch_rows=(96,), workers=3, epochs=1)
         table.sequencer.proceed(0)
-        table.seat(0, 1, 2)
+        table.join_ready(0, 1, 2)
         before = [table.sequencer.ledger.held_rows(rank) for rank in (0, 1, 2)]
         assert len(set(before)) == 1
         table.leave(2)
@@ -283,7 +283,7 @@ class TestRounds:
     def test_finish_while_a_round_is_open(self) -> None:
         table = Table(is_rounds=True)
         table.sequencer.proceed(0)
-        table.seat(0, 1)
+        table.join_ready(0, 1)
         table.push(0, table.held(0)[0])
         assert table.sequencer.finish() == [Respond(0, "done")]
 
@@ -292,7 +292,7 @@ class TestGradientExchange:
     def test_shares_of_one_step_are_merged_in_one_round(self) -> None:
         table = gradient_table(batch=10, workers=3, epoch_rows=(25,))
         table.sequencer.proceed(0)
-        table.seat(0, 1, 2)
+        table.join_ready(0, 1, 2)
         assert [table.held(r)[0].rows for r in range(3)] == [4, 3, 3]
         assert {table.held(r)[0].step_rows for r in range(3)} == {10}
 
@@ -301,8 +301,8 @@ class TestGradientExchange:
         # round then held parts of two steps.
         table = gradient_table(workers=2, epoch_rows=(400,))
         table.sequencer.proceed(0)
-        table.seat(0, 1)
-        table.seat(2)
+        table.join_ready(0, 1)
+        table.join_ready(2)
         found = table.push(0, table.held(0)[0]) + table.push(1, table.held(1)[0])
         assert table.asked(0)
         found = table.publish(0)
@@ -330,10 +330,10 @@ class TestGradientExchange:
         # round's mean then went onto weights of its own.
         table = gradient_table(workers=3, batch=6, epoch_rows=(6,), epochs=2)
         table.sequencer.proceed(0)
-        table.seat(0, 1, 2)
+        table.join_ready(0, 1, 2)
         table.leave(2)
         table.push(1, table.held(1)[0])
-        table.seat(2)
+        table.join_ready(2)
         table.push(0, table.held(0)[0])
         assert table.asked(0)
         [welcome] = answers(table.publish(0), 2)
@@ -342,12 +342,12 @@ class TestGradientExchange:
     def test_a_joiner_between_epochs(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(4,))
         table.sequencer.proceed(0)
-        table.seat(0)
+        table.join_ready(0)
         table.push(0, table.held(0)[0])
         assert table.asked(0)
         assert EpochDone(0) in table.publish(0)
         table.need(0)
-        assert table.seat(1) == [Respond(0, "publish")]
+        assert table.join_ready(1) == [Respond(0, "publish")]
         [welcome] = table.publish(0)
         assert welcome == Respond(1, "grant", "snapshot")
         table.need(0)
@@ -361,8 +361,8 @@ class TestGradientExchange:
     ) -> None:
         table = gradient_table(workers=2, epoch_rows=(400,))
         table.sequencer.proceed(0)
-        table.seat(0, 1)
-        table.seat(2)
+        table.join_ready(0, 1)
+        table.join_ready(2)
         if is_told:
             assert table.asked(0)
             assert table.sequencer.publisher == 0
@@ -376,9 +376,9 @@ class TestGradientExchange:
         table = Table(workers=1)
         table.sequencer.proceed(0)
         assert table.sequencer.ask() == []
-        assert table.seat(0)[0] == Respond(0, "publish")
+        assert table.join_ready(0)[0] == Respond(0, "publish")
         table.leave(0)
-        assert table.seat(1)[0] == Respond(1, "publish")
+        assert table.join_ready(1)[0] == Respond(1, "publish")
         table.publish(1)
         assert table.sequencer.publisher is None
         assert not table.asked(1)
@@ -387,10 +387,10 @@ class TestGradientExchange:
         # A second one was, and its older state could arrive last.
         table = gradient_table(workers=3, epoch_rows=(400,))
         table.sequencer.proceed(0)
-        table.seat(0, 1, 2)
-        table.seat(3)
+        table.join_ready(0, 1, 2)
+        table.join_ready(3)
         table.push(1, table.held(1)[0])
-        assert table.seat(4) == []
+        assert table.join_ready(4) == []
         assert table.asked(0)
         assert not table.asked(1)
         assert table.publish(1) == []
@@ -398,12 +398,12 @@ class TestGradientExchange:
     def test_the_loss_of_all_workers_rolls_back_to_the_snapshot(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(8,))
         table.sequencer.proceed(0)
-        table.seat(0)
+        table.join_ready(0)
         table.push(0, table.held(0)[0])
         found = table.leave(0)
         assert found == [Rollback(1)]
         assert table.sequencer.clock == 0
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         assert grant.pieces[0].start == 0
         [refusal] = table.push(0, grant.pieces[0], lineage=0)
         assert isinstance(refusal, Refuse)
@@ -412,18 +412,18 @@ class TestGradientExchange:
         # Its version was the center's, so it got no snapshot: weights yes, state no.
         table = gradient_table(workers=1, epoch_rows=(4,))
         table.sequencer.proceed(0)
-        table.seat(0)
+        table.join_ready(0)
         table.push(0, table.held(0)[0])
         assert table.asked(0)
         table.publish(0)
         table.leave(0)
-        [welcome] = table.seat(0)
+        [welcome] = table.join_ready(0)
         assert welcome.body == "snapshot"
 
     def test_publishing_ends_a_wait_that_an_old_message_reported(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(4,))
         table.sequencer.proceed(0)
-        table.seat(0)
+        table.join_ready(0)
         table.push(0, table.held(0)[0])
         assert table.asked(0)
         table.need(0)  # said before it was asked, and delivered late
@@ -433,8 +433,8 @@ class TestGradientExchange:
     def test_joiners_take_over_when_all_others_are_lost(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(40,))
         table.sequencer.proceed(0)
-        table.seat(0)
-        table.seat(1)
+        table.join_ready(0)
+        table.join_ready(1)
         rollback, grant = table.leave(0)
         assert isinstance(rollback, Rollback)
         assert (grant.rank, grant.kind) == (1, "grant")
@@ -442,7 +442,7 @@ class TestGradientExchange:
     def test_halt_ends_the_epoch_with_the_leased_samples(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(400,))
         table.sequencer.proceed(0)
-        table.seat(0)
+        table.join_ready(0)
         table.sequencer.halt()
         for piece in table.held(0):
             table.push(0, piece)
@@ -453,7 +453,7 @@ class TestGradientExchange:
     def test_proceed_of_an_old_epoch_opens_nothing_in_a_halted_run(self) -> None:
         table = Table(workers=1, epoch_rows=(16,), has_barrier=False, epochs=3)
         table.sequencer.proceed(0)
-        table.seat(0)
+        table.join_ready(0)
         table.sequencer.halt()
         pieces = table.held(0)
         assert EpochDone(0) in table.push(0, *pieces)
@@ -466,10 +466,10 @@ class TestGradientExchange:
     def test_a_rollback_after_halt_still_ends_the_epoch(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(400,))
         table.sequencer.proceed(0)
-        table.seat(0)
+        table.join_ready(0)
         table.sequencer.halt()
         table.leave(0)
-        table.seat(0)
+        table.join_ready(0)
         assert table.asked(0)
         assert EpochDone(0) in table.publish(0)
 
@@ -478,7 +478,7 @@ class TestCheckpoints:
     def test_after_a_restart_commits_stay_and_leases_are_free(self) -> None:
         table = Table(workers=1)
         table.sequencer.proceed(0)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         table.push(0, grant.pieces[0])
         table.restart(workers=3)
         sequencer = table.sequencer
@@ -491,9 +491,11 @@ class TestCheckpoints:
         table = Table(workers=1)
         table.sequencer.proceed(0)
         document = table.sequencer.to_json()
-        [grant] = table.seat(0)  # after the checkpoint: its number is not in there
+        [grant] = table.join_ready(
+            0
+        )  # after the checkpoint: its number is not in there
         table.restart(document)
-        [again] = table.seat(0)
+        [again] = table.join_ready(0)
         assert again.pieces == grant.pieces
         late = table.push(0, *grant.pieces, incarnation=1, lineage=0)
         assert isinstance(late[0], Refuse)
@@ -512,7 +514,7 @@ class TestCheckpoints:
     def test_complete_epochs_are_reported_again_on_request(self) -> None:
         table = Table(workers=1, epoch_rows=(4,), epochs=3)
         table.sequencer.proceed(0)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         assert EpochDone(0) in table.push(0, *grant.pieces)
         document = table.sequencer.to_json()
         table.restart(document)
@@ -524,19 +526,19 @@ class TestCheckpoints:
     def test_a_halted_run_stays_halted(self) -> None:
         table = Table(workers=1, epoch_rows=(400,))
         table.sequencer.proceed(0)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         table.push(0, grant.pieces[0])
         table.sequencer.halt()
         table.restart()
         assert table.sequencer.is_halted
         assert table.sequencer.proceed(0) == [EpochDone(0)]
         assert table.sequencer.ledger.committed(0) == 8
-        assert table.seat(0) == []
+        assert table.join_ready(0) == []
 
     def test_gradient_exchange_goes_on_from_what_was_published(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(4, 8))
         table.sequencer.proceed(0)
-        table.seat(0)
+        table.join_ready(0)
         table.push(0, table.held(0)[0])
         assert table.asked(0)
         table.publish(0)
@@ -548,26 +550,26 @@ class TestCheckpoints:
         assert table.sequencer.version == 1
         ledger = table.sequencer.ledger
         assert [ledger.committed(epoch) for epoch in ledger.epochs] == [4, 0]
-        assert table.seat(0) == [Respond(0, "grant", "snapshot")]
-        assert table.seat(1) == [Respond(1, "grant", "snapshot")]
+        assert table.join_ready(0) == [Respond(0, "grant", "snapshot")]
+        assert table.join_ready(1) == [Respond(1, "grant", "snapshot")]
         shares = [answer.pieces[0] for r in (0, 1) for answer in table.need(r)]
         assert shares == [Piece(1, 0, 2, step_rows=4), Piece(1, 2, 4, step_rows=4)]
 
     def test_gradient_exchange_without_a_snapshot_begins_again(self) -> None:
         table = gradient_table(workers=1, epoch_rows=(8,))
         table.sequencer.proceed(0)
-        table.seat(0)
+        table.join_ready(0)
         table.push(0, table.held(0)[0])
         table.restart()
         assert (table.sequencer.version, table.sequencer.clock) == (0, 0)
-        [grant] = table.seat(0)
+        [grant] = table.join_ready(0)
         assert (grant.body, grant.pieces[0].start) == ("none", 0)
 
 
 def test_the_clock_counts_short_batches_of_earlier_epochs() -> None:
     table = Table(workers=1, epoch_rows=(6, 4), epochs=2)
     table.sequencer.proceed(0)
-    [grant] = table.seat(0)
+    [grant] = table.join_ready(0)
     table.push(0, *grant.pieces)
     assert table.sequencer.clock == 2
     table.need(0)

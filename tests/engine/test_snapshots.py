@@ -155,7 +155,7 @@ def resume_point() -> ResumePoint:
     """The resume point of a run without checkpoint."""
     nothing: Any = None
     part = WorkerSpec(
-        seat=nothing,
+        server_address=nothing,
         strategy=nothing,
         compute=nothing,
         order=nothing,

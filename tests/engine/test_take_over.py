@@ -378,9 +378,12 @@ def test_an_answer_not_taken_yet_survives_its_server(
         )
         with Cluster(given) as cluster:
             cluster._ask("proceed", epoch=0)
-            seat, strategy = cluster.worker_spec(0).seat, given.strategy
-            cluster._hands.append((seat.token, threading.current_thread()))
-            member = ServerClient(seat, strategy, is_early=True)
+            server_address, strategy = (
+                cluster.worker_spec(0).server_address,
+                given.strategy,
+            )
+            cluster._hands.append((server_address.token, threading.current_thread()))
+            member = ServerClient(server_address, strategy, is_early=True)
             member.ready()
             local = np.linspace(1, 2, PROBLEM.size, dtype=np.float32)
             statistics = np.ones(1, np.float32)
@@ -421,9 +424,9 @@ def test_a_server_lost_while_a_worker_rejoins_is_another_loss(
 
     with Cluster(given) as cluster:
         cluster._ask("proceed", epoch=0)
-        seat = cluster.worker_spec(0).seat
-        cluster._hands.append((seat.token, threading.current_thread()))
-        member = ServerClient(seat, given.strategy)
+        server_address = cluster.worker_spec(0).server_address
+        cluster._hands.append((server_address.token, threading.current_thread()))
+        member = ServerClient(server_address, given.strategy)
         member.ready()
         monkeypatch.setattr(Link, "send", sent)
         report_buffer = threading.Thread(

@@ -317,10 +317,10 @@ def test_keys_are_of_one_run_and_leave_no_file(tmp_path: Path) -> None:
 
 def test_no_text_contains_keys_or_secrets() -> None:
     identity = tls.make_identity()
-    seat = ServerAddress(
+    server_address = ServerAddress(
         address=("127.0.0.1", 1), secret=SECRET, sizes=None, hint=0, token=""  # type: ignore[arg-type]
     )  # fmt: skip
-    shown = repr(identity) + repr(seat)
+    shown = repr(identity) + repr(server_address)
     assert repr(identity.key) not in shown
     assert repr(identity.password) not in shown
     assert repr(SECRET) not in shown
@@ -330,7 +330,7 @@ def test_workers_get_the_certificate_and_not_the_key() -> None:
     with Cluster(setup()) as cluster:
         identity = cluster.server.spec.identity
         assert identity is not None
-        seat = ServerAddress(
+        server_address = ServerAddress(
             address=cluster.address,
             secret=worker_secret(cluster.secret),
             sizes=cluster.sizes,
@@ -338,11 +338,11 @@ def test_workers_get_the_certificate_and_not_the_key() -> None:
             token="",
             certificate=cluster.certificate,
         )
-        sent = pickle.dumps(seat)
+        sent = pickle.dumps(server_address)
         assert identity.certificate in sent
         for private in (cluster.secret, identity.key, identity.password):
             assert private not in sent
-        ServerClient(seat, get("aeasgd")).leave()
+        ServerClient(server_address, get("aeasgd")).leave()
         runs_well(cluster)
 
 

@@ -222,12 +222,12 @@ class Cluster:
         thread = self._run(
             f"shoal-worker-{hint}", partial(work, spec, self._setup.environment)
         )
-        self._hands.append((spec.seat.token, thread))
+        self._hands.append((spec.server_address.token, thread))
 
     def worker_spec(self, hint: int = -1) -> WorkerSpec:
         """What one more worker is given, wherever it runs."""
         setup = self._setup
-        seat = ServerAddress(
+        server_address = ServerAddress(
             address=self.address,
             other=self._listeners[1].getsockname() if setup.has_standby else None,
             secret=worker_secret(self.secret),
@@ -239,7 +239,7 @@ class Cluster:
             shards=self.shards.addresses,
         )
         return WorkerSpec(
-            seat=seat,
+            server_address=server_address,
             strategy=setup.strategy,
             compute=ComputeSpec(
                 window=setup.strategy.period,

@@ -460,7 +460,7 @@ def _give(
     collective = _collective(plan, pool, tag_of(secret))
 
     def make(hint: int, token: str) -> WorkerSpec:
-        seat = ServerAddress(
+        server_address = ServerAddress(
             address=pool.main.address,
             secret=worker_secret(secret),
             sizes=sizes,
@@ -472,7 +472,7 @@ def _give(
             certificate=None if identity is None else identity.certificate,
         )
         return WorkerSpec(
-            seat=seat,
+            server_address=server_address,
             strategy=plan.strategy,
             compute=replace(
                 compute, loss_at=states.loss_at, memory_share=_memory_share(plan, hint)

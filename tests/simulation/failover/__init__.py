@@ -1,8 +1,8 @@
 """A leading server and its standby under a seeded schedule, in one process.
 
-Server, standby, machine, mirror and reporter, and the workers with their seats, are
-those of a run: all of it but sockets, processes and the clock. Workers run in threads
-of which one at a time has the turn. Every run checks itself.
+Server, standby, replica, replication and reports, and the workers with their clients,
+are those of a run; sockets, processes and the clock are simulated. Workers run in
+threads of which one at a time has the turn. Every run checks itself.
 
     Succession(draw(seed=7)).run()     # raises Violation if a promise is broken
 

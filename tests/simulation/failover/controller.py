@@ -82,7 +82,7 @@ class SimController(Controller[str]):
         self.ends: dict[int, EpochEnd] = {}
         self.records: list[Record] = []
         self._asked: dict[str, Head] = {}
-        self._seats: dict[tuple[int, int], str] = {}
+        self._tokens: dict[tuple[int, int], str] = {}
         self.command("control")
         self._proceed(0)
 
@@ -137,7 +137,7 @@ class SimController(Controller[str]):
         elif kind == "rollback":
             self.has_rolled_back = True
         elif kind == "joined":
-            self._seats[head["rank"], head["incarnation"]] = head["token"]
+            self._tokens[head["rank"], head["incarnation"]] = head["token"]
         elif kind == "left":
             self._left(head)
         elif kind in ("broken", "failed", "mismatch", "not_finite"):
@@ -160,7 +160,7 @@ class SimController(Controller[str]):
         if head["reason"] == JOINED_AGAIN:
             return
         self.has_lost_workers = True
-        token = self._seats[head["rank"], head["incarnation"]]
+        token = self._tokens[head["rank"], head["incarnation"]]
         if token in self.hands:
             self._stage.end_worker(token)
             self._lost(token, head["rank"])

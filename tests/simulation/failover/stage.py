@@ -217,7 +217,7 @@ class SimStage:
     def _worker_spec(self, hint: int, token: str) -> WorkerSpec:
         setup = self.setup
         return WorkerSpec(
-            seat=ServerAddress(
+            server_address=ServerAddress(
                 address=self._addresses[0],
                 other=self._addresses[1],
                 secret=SECRET,

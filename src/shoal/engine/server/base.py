@@ -307,7 +307,7 @@ class BaseServer(Listener):
     def _take_caller(self, peer: Peer, head: Head) -> bool:
         """Handles a peer's first message; returns whether its kind is known here."""
 
-    def _seat(self, peer: Peer, session: WorkerSession) -> None:
+    def _attach(self, peer: Peer, session: WorkerSession) -> None:
         peer.role = "worker"
         peer.rank, peer.incarnation = session.rank, session.incarnation
         self._workers[session.rank] = peer

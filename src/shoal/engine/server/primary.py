@@ -267,7 +267,7 @@ class Primary(BaseServer):
             )
         )
         [rank] = replica.sessions.keys() - before
-        self._seat(peer, replica.sessions[rank])
+        self._attach(peer, replica.sessions[rank])
         # Other workers may move the center before this one is ready; it gets the center
         # again then (`Member.is_stale`).
         center = replica.center
@@ -286,7 +286,7 @@ class Primary(BaseServer):
         )
 
     def _take_back(self, peer: Peer, message: Rejoin) -> None:
-        """Seats a worker again whose server was lost."""
+        """Attaches a worker again whose server was lost."""
         session = self.replica.sessions.get(message.rank)
         is_known = (
             session is not None
@@ -296,7 +296,7 @@ class Primary(BaseServer):
         if session is None or not is_known or session.rank in self._workers:
             self._refuse(peer, "it has no place in the run any more")
             return
-        self._seat(peer, session)
+        self._attach(peer, session)
         slot = self._offer(peer, wants_slot=message.wants_slot)
         self._connections.send(peer, WelcomeBack(slot=slot))
 
@@ -337,7 +337,7 @@ class Primary(BaseServer):
             offer.down[:] = session.buffers.down
         before, session.buffers = session.buffers, offer
         before.close()
-        self._replication.seated(session)
+        self._replication.offer_slot(session)
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         if head["kind"] == SlotSettled.kind:

@@ -146,7 +146,7 @@ class Replication:
         has_slot = session.buffers.slot is not None
         return has_slot and (session.rank, session.incarnation) in self._mapped
 
-    def seated(self, session: WorkerSession) -> None:
+    def offer_slot(self, session: WorkerSession) -> None:
         """Offers a worker's new slot to the standby, which may map it as well."""
         slot = session.buffers.slot
         offer = None if slot is None else slot.offer
@@ -343,7 +343,7 @@ class StandbyPeer:
             self._caller = None
             self._replication.begin(peer, pack())
             for session in sessions:
-                self._replication.seated(session)
+                self._replication.offer_slot(session)
 
     def heed(self, peer: Peer, head: Head, _body: memoryview) -> None:
         """Handles the standby's acknowledgement of events.

@@ -38,13 +38,13 @@ from shoal.engine.transport.messages.server_to_controller import (
 from shoal.engine.transport.messages.server_to_worker import Answer, Stored, ToWorker
 from shoal.engine.transport.messages.shard import (
     AnswerPart,
+    Attached,
     Attend,
     Has,
     Kept,
     MessagePart,
     Moving,
     Ordered,
-    Seated,
     ShardCalls,
 )
 from shoal.engine.transport.messages.standby import Took
@@ -180,7 +180,7 @@ class ShardServer(BaseServer):
                 entry = self.replica.enter(event, at)
                 self._carry_out(self.replica.handle(entry, blob))
             if isinstance(event, WorkerJoins):
-                self._seat_early()
+                self._attach_early()
 
     def _has_vectors(self, event: Event) -> bool:
         if not isinstance(event, WorkerSays):
@@ -207,15 +207,15 @@ class ShardServer(BaseServer):
             self._attending[peer] = message
         return True
 
-    def _seat_early(self) -> None:
-        """Seats workers that connected before their joining was known here."""
+    def _attach_early(self) -> None:
+        """Attaches workers that connected before their joining was known here."""
         waiting, self._attending = self._attending, {}
         for peer, message in waiting.items():
             if not peer.is_gone:
                 self._connections.deliver_again(peer, message.pack())
 
     def _attend(self, peer: Peer, message: Attend) -> bool:
-        """Seats a worker that number 0 knows; returns False if it is not known yet."""
+        """Attaches a worker; returns False if number 0 has not reported it yet."""
         rank, incarnation = message.rank, message.incarnation
         session = self.replica.sessions.get(rank)
         if session is None or session.incarnation < incarnation:
@@ -226,7 +226,7 @@ class ShardServer(BaseServer):
         before = self._workers.pop(rank, None)
         if before is not None:
             self._connections.drop(before, "it called again")
-        self._seat(peer, session)
+        self._attach(peer, session)
         peer.vector_codec = connection_codec(
             session.buffers, self.spec.strategy, is_server=True
         )
@@ -236,7 +236,7 @@ class ShardServer(BaseServer):
         )
         center = self.replica.center.vector
         body = center.tobytes() if message.wants_center else b""
-        self._replication.send(peer, Seated(), body)
+        self._replication.send(peer, Attached(), body)
         if session.answer is not None and session.question == message.question:
             self.answer(session, *session.answer)
         return True

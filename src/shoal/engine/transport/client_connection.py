@@ -73,7 +73,7 @@ class ClientConnection:
     """A connection to one server.
 
     Args:
-        seat: Address and identity of the worker.
+        server_address: Address and identity of the worker.
         addresses: Addresses of the server and its standby.
         environment: Clock, and connections.
 
@@ -84,9 +84,12 @@ class ClientConnection:
     link: Link
 
     def __init__(
-        self, seat: ServerAddress, addresses: Addresses, environment: Environment
+        self,
+        server_address: ServerAddress,
+        addresses: Addresses,
+        environment: Environment,
     ) -> None:
-        self._seat, self._addresses = seat, list(addresses)
+        self._server_address, self._addresses = server_address, list(addresses)
         self._environment = environment
 
     def call(self, message: Introduction, *, can_map: bool) -> Answered:
@@ -133,11 +136,11 @@ class ClientConnection:
     def _call_once(
         self, message: Introduction, limit_s: float, *, can_map: bool
     ) -> Answered:
-        seat = self._seat
+        server_address = self._server_address
         self.link = self._environment.connect(
             self._addresses[0],
-            seat.secret,
-            certificate=seat.certificate,
+            server_address.secret,
+            certificate=server_address.certificate,
             timeout_s=limit_s,
         )
         try:
@@ -148,7 +151,7 @@ class ClientConnection:
                 self.link.watch_host(GONE_S)
             if isinstance(message, Join) and not is_local:
                 message = message.replace(node=self.link.own_host)
-            wants_slot = can_map and seat.wants_slot and is_local
+            wants_slot = can_map and server_address.wants_slot and is_local
             self.link.send(message.replace(wants_slot=wants_slot).pack())
             return self.link.receive()
         except BaseException:

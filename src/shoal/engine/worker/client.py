@@ -112,7 +112,7 @@ class ServerClient(RequestChannel):
     later.
 
     Args:
-        seat: Address and identity for joining.
+        server_address: Address and identity for joining.
         strategy: Strategy whose `push` and `pull` run here.
         is_early: Whether it may `push_early`.
         environment: Clock, connections and threads.
@@ -130,29 +130,29 @@ class ServerClient(RequestChannel):
 
     def __init__(
         self,
-        seat: ServerAddress,
+        server_address: ServerAddress,
         strategy: Strategy,
         environment: Environment = SYSTEM,
         *,
         is_early: bool = False,
         spread: Spread = in_turn,
     ) -> None:
-        super().__init__(seat, strategy, environment)
+        super().__init__(server_address, strategy, environment)
         self.progress, self.times = Progress(), Times()
-        self._sizes = seat.sizes
+        self._sizes = server_address.sizes
         self.changes = Changes()
         self._sequence = 0
         message = Join(
-            digest=seat.sizes.digest,
-            metrics=seat.sizes.metrics,
-            hint=seat.hint,
-            node=seat.node,
+            digest=server_address.sizes.digest,
+            metrics=server_address.sizes.metrics,
+            hint=server_address.hint,
+            node=server_address.node,
             pid=os.getpid(),
-            token=seat.token,
+            token=server_address.token,
         )
         welcome, vector, statistics, self.optimizer = self._join(message)
         self._heed(welcome.state)
-        size, count = seat.sizes.vector, seat.sizes.statistics
+        size, count = server_address.sizes.vector, server_address.sizes.statistics
         self.local = _vector(size)
         # Weights move on before the reply to an early push comes: they are no anchor.
         has_anchor = is_early or strategy.needs_anchor
@@ -162,7 +162,7 @@ class ServerClient(RequestChannel):
         self._spare: Vector | None = None
         self.statistics = statistics.copy()
         self._adopt(vector)
-        self.metrics = np.zeros(seat.sizes.metrics, np.float64)
+        self.metrics = np.zeros(server_address.sizes.metrics, np.float64)
         self._spread = spread
 
     # ---------------------------------------------------------------- answers

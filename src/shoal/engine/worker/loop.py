@@ -78,7 +78,7 @@ class Loop(ABC):
         self._ahead = 0  # steps that were pushed and not answered yet
         # The controller's process samples the server's machine.
         self._far_host = client.far_host
-        self._use = _sampler(spec.seat.secret) if self._far_host else None
+        self._use = _sampler(spec.server_address.secret) if self._far_host else None
         self._backend.load(client.local, client.statistics)
         self._nan_guard = NanGuard(
             spec.reaction,
@@ -98,7 +98,7 @@ class Loop(ABC):
 
     def _check_layout(self) -> None:
         """Checks that the model opened here has the driver's vectors."""
-        backend, sizes = self._backend, self._spec.seat.sizes
+        backend, sizes = self._backend, self._spec.server_address.sizes
         found = backend.layout.size, backend.statistics_layout.size
         wanted = sizes.vector, sizes.statistics
         if (*found, backend.metrics_size) != (*wanted, sizes.metrics):

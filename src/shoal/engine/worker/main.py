@@ -32,11 +32,11 @@ def work(spec: WorkerSpec, environment: Environment = SYSTEM) -> None:
         spec: Spec of the worker.
         environment: Clock, connections and threads.
     """
-    title(f"worker-{spec.seat.hint}", spec.run)
+    title(f"worker-{spec.server_address.hint}", spec.run)
     pairs = InPairs(LONG)
     try:
         client = ServerClient(
-            spec.seat,
+            spec.server_address,
             spec.strategy,
             environment,
             is_early=spec.has_overlap,

@@ -126,7 +126,7 @@ class RequestChannel:
     """A worker's connection.
 
     Args:
-        seat: Address and identity for joining.
+        server_address: Address and identity for joining.
         strategy: Strategy of the run.
         environment: Clock, connections and threads.
 
@@ -141,17 +141,23 @@ class RequestChannel:
 
     def __init__(
         self,
-        seat: ServerAddress,
+        server_address: ServerAddress,
         strategy: Strategy,
         environment: Environment = SYSTEM,
     ) -> None:
         self.environment = environment
-        self.strategy, self.sizes = strategy, seat.sizes
-        self._seat, self._question = seat, 0
+        self.strategy, self.sizes = strategy, server_address.sizes
+        self._server_address, self._question = server_address, 0
         self._early: Future[Answered] | DeferredAnswer | None = None
-        self._connection = ClientConnection(seat, seat.addresses, environment)
-        count = len(seat.shards) + 1
-        self._own_sizes = sizes_of(seat.sizes, 0, count) if count > 1 else seat.sizes
+        self._connection = ClientConnection(
+            server_address, server_address.addresses, environment
+        )
+        count = len(server_address.shards) + 1
+        self._own_sizes = (
+            sizes_of(server_address.sizes, 0, count)
+            if count > 1
+            else server_address.sizes
+        )
         self._shard_clients: ShardClients | None = None
 
     @property
@@ -204,9 +210,9 @@ class RequestChannel:
             start = np.frombuffer(body, np.float32, sizes.vector + sizes.statistics)
         vector, statistics = start[: sizes.vector], start[sizes.vector :]
         self._settle(welcome.slot)
-        if self._seat.shards:
+        if self._server_address.shards:
             self._shard_clients = ShardClients(
-                self._seat,
+                self._server_address,
                 self.buffers,
                 self.strategy,
                 self._attend(),
@@ -222,7 +228,7 @@ class RequestChannel:
             incarnation=self.incarnation,
             question=0,
             wants_center=True,
-            token=self._seat.token,
+            token=self._server_address.token,
         )
 
     def _settle(self, offer: SlotOffer | None) -> None:
@@ -236,7 +242,7 @@ class RequestChannel:
                 slot.close()
             raise
         self._own = Buffers(sizes, slot)
-        if not self._seat.shards:
+        if not self._server_address.shards:
             self.buffers = self._own
         elif self._shard_clients is None:
             self.buffers = Buffers(self.sizes, None)
@@ -354,9 +360,8 @@ class RequestChannel:
         Raises:
             ConnectionError: There is no standby, or it is gone as well.
         """
-        before, me = self._own, Rejoin(
-            rank=self.rank, incarnation=self.incarnation, token=self._seat.token
-        )  # fmt: skip
+        before, token = self._own, self._server_address.token
+        me = Rejoin(rank=self.rank, incarnation=self.incarnation, token=token)
         while self._own is before:
             head, _ = self._connection.call_again(error, me, can_map=True)
             with reading(head["kind"]):

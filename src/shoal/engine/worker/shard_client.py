@@ -141,7 +141,7 @@ class ShardClients:
     """A worker's clients of all of them.
 
     Args:
-        seat: Address and identity of the worker.
+        server_address: Address and identity of the worker.
         buffers: Memory of whole messages and answers.
         strategy: Strategy of the run.
         me: Rank and incarnation of the worker.
@@ -150,23 +150,25 @@ class ShardClients:
 
     def __init__(
         self,
-        seat: ServerAddress,
+        server_address: ServerAddress,
         buffers: Buffers,
         strategy: Strategy,
         me: Attend,
         environment: Environment,
     ) -> None:
         self._environment = environment
-        count = len(seat.shards) + 1
-        parts = cuts(seat.sizes.vector, count)
+        count = len(server_address.shards) + 1
+        parts = cuts(server_address.sizes.vector, count)
         self._shard_clients = [
             ShardClient(
-                ClientConnection(seat, addresses, environment),
-                buffers.part(parts[number], sizes_of(seat.sizes, number, count)),
+                ClientConnection(server_address, addresses, environment),
+                buffers.part(
+                    parts[number], sizes_of(server_address.sizes, number, count)
+                ),
                 strategy,
                 me,
             )
-            for number, addresses in enumerate(seat.shards, start=1)
+            for number, addresses in enumerate(server_address.shards, start=1)
         ]
 
     def attend(self) -> Sequence[Vector]:

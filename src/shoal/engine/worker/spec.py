@@ -37,7 +37,7 @@ class WorkerSpec:
     """Input of a worker process.
 
     Args:
-        seat: Address and identity for joining.
+        server_address: Address and identity for joining.
         strategy: Strategy of the run.
         compute: Spec of computing; `rank_seed` is set from the rank.
         order: Order of the samples in every epoch.
@@ -60,7 +60,7 @@ class WorkerSpec:
         run: Id of the run, empty if it has none.
     """
 
-    seat: ServerAddress
+    server_address: ServerAddress
     strategy: Strategy
     compute: ComputeSpec
     order: Order

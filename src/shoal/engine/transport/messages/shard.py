@@ -1,7 +1,7 @@
 """Messages between workers and servers that share the vector.
 
 A worker sends each shard its part of a message (`Attend`, `MessagePart`), and gets its
-part of the answer (`Seated`, `Kept`, `AnswerPart`). A shard reports to the ordering
+part of the answer (`Attached`, `Kept`, `AnswerPart`). A shard reports to the ordering
 server, number 0, what it has (`ShardCalls`, `Has`, `Took` of `standby.py`, `Moving`),
 and gets events (`Ordered`).
 """
@@ -60,7 +60,7 @@ class MessagePart(Message):
 
 
 @final
-class Seated(Message):
+class Attached(Message):
     """The worker has joined; the shard's part of the center follows on request."""
 
     kind: ClassVar[str] = "seated"
