@@ -19,7 +19,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test backends examples lint format generated generate notebooks docs serve coverage \
-	matrix ray spark bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
+	matrix ray spark ui bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
 	interrupts keras-suite constraints clean
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
 	@echo "make spark     tests on Spark sessions, which need Java; 10 minutes"
+	@echo "make ui        the web page in a real browser, which needs chromium; 2 minutes"
 	@echo "make matrix | bench | bench-full | bench-gpu | compare   what takes longer"
 	@echo "make keras-suite  Keras' own tests of fit, through shoal.fit; 40 minutes"
 	@echo "make simulate  100,000 random schedules of failing runs"
@@ -143,6 +144,10 @@ ray: $(STAMP)
 # Every test of a Spark session: one session at a time, on two cores.
 spark: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest --timeout 300 -m spark tests/spark
+
+# The page in a real browser, Debian's chromium.
+ui: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m ui tests/ui
 
 # Keras' own tests of fit, as they are and through Shoal; KERAS_SOURCE=/path/to/keras
 # takes those of a source tree.

@@ -26,6 +26,7 @@ _NEEDS = {
     "src/shoal/launchers/ray.py": "ray",
     "src/shoal/launchers/spark.py": "pyspark",
     "src/shoal/spark/*": "pyspark",
+    "src/shoal/ui/*": "starlette",
 }
 
 collect_ignore_glob = [

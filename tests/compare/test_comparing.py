@@ -17,6 +17,9 @@ from rich.console import Console
 
 import shoal
 from shoal.errors import ConfigError, DataError, ShoalWarning
+from shoal.runs.catalogue import read_summary
+from shoal.runs.store import create
+from shoal.runs.summary import RunSummary
 from shoal.strategies import get
 from shoal.training import comparing
 from shoal.training.comparing import Task, spell
@@ -262,3 +265,21 @@ def test_batches_are_refused_before_training() -> None:
 
     with pytest.raises(DataError, match="x is a generator"):
         shoal.compare(made, (row for row in [1.0]), strategies=["aeasgd"])
+
+
+def test_runs_that_stand_are_compared(tmp_path: Path):
+    summaries: list[RunSummary] = []
+    for strategy, factor in (("adag", 1.0), ("easgd", 2.0)):
+        with create(tmp_path, strategy) as run:
+            run.event("run_started", strategy=strategy, workers=2, rows=100, epochs=2)
+            for epoch in range(2):
+                metrics = {"loss": factor / (epoch + 1), "note": "no number"}
+                run.event("epoch_ended", epoch=epoch, samples=100, metrics=metrics)
+            run.finish("finished")
+        summaries.append(read_summary(run.folder))
+    found = Comparison.of_runs(summaries)
+    assert [entry.strategy for entry in found.entries] == ["adag", "easgd"]
+    assert [point.samples for point in found.entries[1].points] == [100, 200]
+    assert found.entries[1].metrics == {"loss": 1.0}
+    assert found.rows[0]["samples_per_s"] > 0
+    assert Comparison.of_runs([RunSummary()]).rows[0]["samples_per_s"] == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,24 @@ def test_a_storage_that_fails_is_told_once_and_tried_again(
     assert "OSError: disk full" in failed
     assert "there is none yet" in failed
     assert "again" in again
+
+
+def test_each_checkpoint_is_told(folder: Folder, said: list[str]) -> None:
+    told: list[tuple[str, dict]] = []
+    writer = CheckpointWriter(
+        folder, said.append, tell=lambda kind, **fields: told.append((kind, fields))
+    )
+    gate = Gate(OSError("disk full"))
+    gate.open.set()
+    writer.begin(gate)
+    _until(lambda: bool(told))
+    writer.keep(replace(at(0), document={"diary": {"epoch": 1, "samples": 64}}))
+    writer.close()
+    (failed, why), (written, facts) = told
+    assert (failed, why["reason"]) == ("checkpoint_failed", "OSError: disk full")
+    assert written == "checkpoint_written"
+    assert (facts["epoch"], facts["samples"], facts["bytes"]) == (1, 64, 24)
+    assert facts["seconds"] > 0
 
 
 def test_storage_that_stays_away_costs_no_training(

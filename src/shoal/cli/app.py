@@ -21,6 +21,7 @@ from shoal.cli import (
     runs,
     strategies,
     tensorboard,
+    ui,
 )
 from shoal.cli.backend import choose_backend
 from shoal.cli.group import ErrorGroup
@@ -41,6 +42,7 @@ app.command("demo")(demo.show_demo)
 app.command("doctor")(doctor.show_findings)
 app.command("launch", no_args_is_help=True)(launch.launch)
 app.command("tensorboard", no_args_is_help=True)(tensorboard.show_tensorboard)
+app.command("ui")(ui.show_page)
 app.command("submit", no_args_is_help=True)(jobs.submit)
 app.command("attach", no_args_is_help=True)(jobs.attach)
 app.add_typer(cluster.app, name="cluster")

@@ -27,6 +27,8 @@ from shoal.runs.catalogue import (
     read_summary,
     remove_run,
 )
+from shoal.runs.control import ask_stop, asking
+from shoal.runs.outlines import read_outline
 from shoal.runs.status import read_status
 from shoal.runs.store import model_file
 from shoal.runs.summary import LIST_FIELDS, RunSummary
@@ -254,6 +256,23 @@ def resume_run(
     summary = read_summary(folder)
     say(f"{summary.id}: {summary.status}, {_samples(summary)} samples")
     say(f"model: {folder.url}/{model_file(folder)}")
+
+
+@app.command("stop")
+def stop_run(context: typer.Context, run: RunId, root: Root = None) -> None:
+    """Stops a run as Ctrl-C does: its model is saved, and it can be resumed.
+
+    The run may be on any machine that writes to the same folder or bucket.
+    """
+    folder = find_run(run, _root(context, root))
+    status = read_outline(folder).status
+    if status != "running":
+        raise ConfigError(
+            f"run {folder.name!r} is not running: its status is {status!r}. Expected a "
+            "running one. Resume it with: shoal runs resume, or remove it."
+        )
+    ask_stop(folder, by=asking())
+    say(f"asked {folder.name} to stop; see: shoal runs show {folder.name}")
 
 
 @app.command("rm")

@@ -284,6 +284,16 @@ def learning_rate_of(model: Any) -> float | None:
     return rate_of(optimizers_of(model)[0])
 
 
+def present_rate(model: Any) -> float | None:
+    """Returns the rate of the next step, of a schedule as well; None if unknown."""
+    try:
+        keras = import_module("keras")
+        rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+    except Exception:  # an optimizer or a schedule of the user's own
+        return None
+    return rate if np.isfinite(rate) else None
+
+
 def step_variable(model: Any) -> Any:
     """Returns the first optimizer's step count, the basis of `iterations`."""
     return step_of(optimizers_of(model)[0])

@@ -12,7 +12,14 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 from shoal.host.processes import Process, may_live
-from shoal.runs.events import VERSION, Event, decode, encode, pack_exchanges
+from shoal.runs.events import (
+    RUN_CLOCK,
+    VERSION,
+    Event,
+    decode,
+    encode,
+    pack_exchanges,
+)
 from shoal.runs.segments import Complaint
 from shoal.runs.summary import Fold, RunSummary, Status
 
@@ -69,14 +76,20 @@ class Run(ABC):
                 self._fold.add(event)
                 self._keep(line, event)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of the run, as its events count them."""
+        return time.monotonic() - self._began
+
     def exchanges(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Records many exchanges in one compact line.
 
         Args:
-            records: Mappings with the names of `events.EXCHANGE_FIELDS`.
+            records: Mappings with the names of `events.EXCHANGE_FIELDS`; `t` in seconds
+                of the run.
         """
         if records:
-            self.event("exchanges", **pack_exchanges(records))
+            self.event("exchanges", clock=RUN_CLOCK, **pack_exchanges(records))
 
     def finish(self, status: Status, report: Mapping[str, Any] | None = None) -> None:
         """Records how the run ended; only the first call counts.
@@ -144,9 +157,9 @@ class Run(ABC):
 
     def _stamp(self, kind: str) -> Event:
         """Returns the first fields of every event."""
-        since_s = time.monotonic() - self._began
         return {
-            "v": VERSION, "kind": kind, "time": time.time(), "t": round(since_s, 6),
+            "v": VERSION, "kind": kind, "time": time.time(),
+            "t": round(self.seconds, 6),
         }  # fmt: skip
 
     def __repr__(self) -> str:

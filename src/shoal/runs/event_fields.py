@@ -107,10 +107,28 @@ class _EpochEnded(_Open, total=False):
     samples: Count
     metrics: dict[str, Any]
     members: list[Any]
+    learning_rate: Finite
+
+
+@_open
+class _Checkpoint(_Open, total=False):
+    number: Count
+    epoch: Count
+    samples: Count
+    seconds: Seconds
+    bytes: Count
+    reason: str
+
+
+@_open
+class _StopAsked(_Open, total=False):
+    by: str
+    asked: Seconds
 
 
 @_open
 class _Exchanges(_Open, total=False):
+    clock: str
     columns: list[str]
     rows: list[Any]
 
@@ -167,6 +185,9 @@ _KINDS: dict[str, type] = {
     "epoch_scored": _EpochEnded,
     "member_epoch_ended": _EpochEnded,
     "exchanges": _Exchanges,
+    "checkpoint_written": _Checkpoint,
+    "checkpoint_failed": _Checkpoint,
+    "stop_asked": _StopAsked,
     "rollback": _Rollback,
     "worker_started": _WorkerStarted,
     "worker_left": _WorkerLeft,

@@ -41,6 +41,10 @@ EXCHANGE_FIELDS = (
 """Recorded fields of an exchange, in the order of the columns."""
 
 
+RUN_CLOCK = "run"
+"""Value of `clock` in events whose exchanges tell seconds of the run."""
+
+
 def encode(event: Mapping[str, Any]) -> bytes:
     r"""Turns an event into one line; NaN and infinity become null.
 
@@ -95,10 +99,24 @@ def pack_exchanges(records: Sequence[Mapping[str, Any]]) -> Event:
 
 
 def unpack_exchanges(event: Mapping[str, Any]) -> Iterator[Event]:
-    """Returns the records packed in one `exchanges` event."""
+    """Returns the records packed in one `exchanges` event.
+
+    In older runs `t` counts from the start of a server. It is mended by the event's own
+    time: the last exchange happened shortly before.
+    """
     columns = cast(list[str], event.get("columns", ()))
-    for row in cast(list[list[Any]], event.get("rows", ())):
-        yield dict(zip(columns, row, strict=False))
+    rows = cast(list[list[Any]], event.get("rows", ()))
+    later_s = 0.0
+    if event.get("clock") != RUN_CLOCK and "t" in event and "t" in columns:
+        place = columns.index("t")
+        times = [row[place] for row in rows if len(row) > place]
+        last = max((time for time in times if time is not None), default=event["t"])
+        later_s = event["t"] - last
+    for row in rows:
+        record = dict(zip(columns, row, strict=False))
+        if later_s and record.get("t") is not None:
+            record["t"] = max(0.0, round(record["t"] + later_s, 6))
+        yield record
 
 
 def exchange_records(events: Iterable[Mapping[str, Any]]) -> Iterator[Event]:

@@ -48,7 +48,7 @@ _EXCHANGES = b'"kind":"exchanges"'
 _KIND_BYTES = 160
 """The kind stands in the last bytes of a line, behind the fields."""
 
-_LONG = ("metrics", "use", "warnings", "url")
+_LONG = ("metrics", "epoch_ends", "use", "warnings", "url")
 _MOST_TEXT = 300
 _NUMBERS = (
     "workers", "seconds", "epochs", "epochs_planned", "rows", "samples_expected",

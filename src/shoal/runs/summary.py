@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, cast, final
 
@@ -58,6 +58,8 @@ class RunSummary(BaseModel):
         exchanges: Pushes that were acknowledged.
         workers_lost: Workers that died or stopped answering.
         metrics: Metrics by name, one mapping for each ended epoch.
+        epoch_ends: For each of them its number `epoch` from 0, `seconds` of the run at
+            its end, and `samples` committed until then.
         report: total_s, of the call and so a little more than `seconds`; startup_s;
             compute_s, data_s, wait_s and exchange_s summed over workers, with the
             share of each, such as compute_share; and `best`.
@@ -86,6 +88,7 @@ class RunSummary(BaseModel):
     exchanges: int = 0
     workers_lost: int = 0
     metrics: tuple[dict[str, Any], ...] = ()
+    epoch_ends: tuple[dict[str, float], ...] = ()
     report: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     use: tuple[dict[str, Any], ...] = ()
@@ -145,6 +148,7 @@ class Fold:
         self._startup_s: float | None = None
         self._final: tuple[Status, dict[str, Any]] | None = None
         self._metrics: dict[int, dict[str, Any]] = {}
+        self._ended_s: dict[int, float] = {}
         self._samples = Samples()
         self._spent = dict.fromkeys(SPENT, 0.0)
         self._exchanges = self._workers_lost = 0
@@ -196,6 +200,7 @@ class Fold:
             exchanges=int(report.get("exchanges", self._exchanges)),
             workers_lost=self._workers_lost,
             metrics=tuple(self._metrics[epoch] for epoch in sorted(self._metrics)),
+            epoch_ends=tuple(self._ends()),
             report=report,
             warnings=tuple(self._warnings),
             use=tuple(self._use.rows()),
@@ -226,6 +231,14 @@ class Fold:
     def _epochs_planned(self) -> int:
         first = int(self._plan.get("initial_epoch") or 0)
         return max(0, int(self._plan.get("epochs") or 0) - first)
+
+    def _ends(self) -> Iterator[dict[str, float]]:
+        """Yields time and samples at the end of each epoch."""
+        samples = 0
+        for epoch in sorted(self._metrics):
+            samples += self._samples.committed([epoch])
+            seconds = round(self._ended_s.get(epoch, 0.0), 3)
+            yield {"epoch": epoch, "seconds": seconds, "samples": samples}
 
     def _counts(self) -> tuple[int, int]:
         """Returns committed samples, and those that overran."""
@@ -318,6 +331,7 @@ class Fold:
         epoch = int(event.get("epoch", len(self._metrics)))
         metrics = cast(Mapping[str, Any], event.get("metrics") or {})
         self._metrics[epoch] = dict(metrics)
+        self._ended_s[epoch] = float(event.get("t", 0.0))
         self._samples.end(epoch, event)
 
     def _on_epoch_scored(self, event: Mapping[str, Any]) -> None:

@@ -38,6 +38,8 @@ class CheckpointWriter:
             recover.
         first: Number of the first checkpoint.
         store: An open store, None to open one.
+        tell: Called with the kind and the fields of an event for each checkpoint that
+            was written, or could not be.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class CheckpointWriter:
         *,
         first: int = 0,
         store: CheckpointStore | None = None,
+        tell: Callable[..., None] = lambda kind, **fields: None,
     ) -> None:
-        self._folder, self._warn = folder, warn
+        self._folder, self._warn, self._tell = folder, warn, tell
         self._number = first
         self._store = store
         self._began = self._saved = time.monotonic()
@@ -140,6 +143,12 @@ class CheckpointWriter:
                 self._warn(str(error))
                 return
             except Exception as error:  # a file system of fsspec may raise anything
+                self._tell(
+                    "checkpoint_failed",
+                    number=self._number,
+                    reason=f"{type(error).__name__}: {error}",
+                    **({} if newest is None else _place(newest)),
+                )
                 self._failed(error)
                 if self._is_over:
                     return
@@ -162,7 +171,15 @@ class CheckpointWriter:
                     self._folder.child(CHECKPOINTS), complain=self._warn
                 )
                 self._store = store.open()
+            began = time.monotonic()
             self._store.save(replace(newest, number=self._number))
+            self._tell(
+                "checkpoint_written",
+                number=self._number,
+                seconds=round(time.monotonic() - began, 6),
+                bytes=newest.size_bytes,
+                **_place(newest),
+            )
             self._number += 1
         self._saved = time.monotonic()
         if self._is_failing:
@@ -190,3 +207,10 @@ class CheckpointWriter:
                 f"({type(error).__name__}: {error}); {last}. Training goes on, and "
                 "each later checkpoint tries again."
             )
+
+
+def _place(checkpoint: Checkpoint) -> dict[str, int]:
+    """Returns the next epoch and the committed samples of a checkpoint, if it has."""
+    diary = checkpoint.document.get("diary") or {}
+    found = {name: diary.get(name) for name in ("epoch", "samples")}
+    return {name: value for name, value in found.items() if value is not None}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from shoal.errors import ConfigError
+from shoal.runs.summary import RunSummary
 from shoal.strategies import Single
 from shoal.training.tables import table_of_records
 
@@ -89,6 +90,26 @@ class Comparison:
 
     entries: tuple[ComparisonEntry, ...]
 
+    @classmethod
+    def of_runs(cls, runs: Iterable[RunSummary]) -> Comparison:
+        """Compares runs that stand; each begins at 0.
+
+        A run does not record its seed, which is 0 here. Its metrics are those of its
+        last epoch, and its seconds those of the run.
+
+        Args:
+            runs: Their complete summaries, as `read_summary` returns them.
+
+        Example:
+            >>> ends = ({"epoch": 0, "seconds": 2.0, "samples": 100},
+            ...         {"epoch": 1, "seconds": 3.0, "samples": 200})
+            >>> run = RunSummary(strategy="adag", workers=2, seconds=4.0,
+            ...     metrics=({"loss": 2.0}, {"loss": 1.0}), epoch_ends=ends)
+            >>> Comparison.of_runs([run]).rows[0]["samples_per_s"]
+            100.0
+        """
+        return cls(entries=tuple(map(_entry_of, runs)))
+
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Returns one mapping for each training, as in `table` and `to_json`.
@@ -156,6 +177,30 @@ class Comparison:
         right.legend(loc="best", fontsize="small")
         figure.savefig(path, dpi=120)
         return Path(path)
+
+
+def _entry_of(run: RunSummary) -> ComparisonEntry:
+    points = tuple(
+        Point(
+            seconds=end["seconds"],
+            samples=int(end["samples"]),
+            metrics={n: v for n, v in metrics.items() if isinstance(v, (int, float))},
+        )
+        for end, metrics in zip(run.epoch_ends, run.metrics, strict=False)
+    )
+    samples, span = run.samples_committed, run.seconds
+    if len(points) > 1:
+        samples = points[-1].samples - points[0].samples
+        span = points[-1].seconds - points[0].seconds
+    return ComparisonEntry(
+        strategy=run.strategy,
+        workers=run.workers,
+        seed=0,
+        metrics=points[-1].metrics if points else {},
+        seconds=run.seconds,
+        samples_per_s=samples / span if span > 0 else 0.0,
+        points=points,
+    )
 
 
 def _is_plain(entry: ComparisonEntry) -> bool:

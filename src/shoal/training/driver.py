@@ -21,7 +21,7 @@ from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.server.records import EpochEnd, Record, Rescue
 from shoal.engine.transport.changes import Changes, unstamped
 from shoal.models.exchange_means import ExchangeMeans
-from shoal.models.inspection import learning_rate_of
+from shoal.models.inspection import learning_rate_of, present_rate
 from shoal.models.metrics import MetricStates
 from shoal.plan import Plan
 from shoal.runs.base import Run
@@ -36,6 +36,7 @@ from shoal.training.hooks import BatchHooks
 from shoal.training.in_step import InStep
 from shoal.training.progress import ProgressDisplay
 from shoal.training.resume_state import Diary, ResumeState
+from shoal.training.run_clock import RunClock
 from shoal.training.user_model import UserModel
 from shoal.vectors import Sums, Vector
 
@@ -93,6 +94,7 @@ class Driver(Observer):
         self.evaluator: Evaluator | None = None
         """The validation process, if there is one."""
         self._committed: Counter[int] = Counter()
+        self._clock = RunClock()
         self.first_step: float | None = None
         """Monotonic seconds when the first step had been taken."""
         rows = self._order.rows_of(plan.request.initial_epoch)
@@ -357,6 +359,7 @@ class Driver(Observer):
             changes=self.changes.pack(),
             unscored=[] if self.evaluator is None else self.evaluator.waiting,
             kept=self._kept_now().tolist() if self._states.has_kept else (),
+            samples=sum(self._committed.values()),
         )
         self._options.keep(ResumeState(restart=found, diary=diary))
 
@@ -389,8 +392,12 @@ class Driver(Observer):
 
     def on_records(self, records: list[Record], sums: dict[int, Sums]) -> None:
         """Records exchanges and passes them to callbacks and progress."""
+        times = self._clock.times([r.t for r in records], self._run.seconds)
         self._run.exchanges(
-            [{**self._means.of(r.epoch, r.sums), **r._asdict()} for r in records]
+            [
+                {**self._means.of(r.epoch, r.sums), **r._asdict(), "t": t}
+                for r, t in zip(records, times, strict=True)
+            ]
         )
         self._sums.update(sums)
         if self.first_step is None and records:
@@ -471,7 +478,11 @@ class Driver(Observer):
         with self._watch.watching():
             self.callbacks.on_epoch_end(end.epoch, logs)
         self._run.event(
-            "epoch_ended", epoch=end.epoch, metrics=numbers, samples=end.rows
+            "epoch_ended",
+            epoch=end.epoch,
+            metrics=numbers,
+            samples=end.rows,
+            learning_rate=present_rate(self._model),
         )
         self._best.offer(self._plan.monitor, numbers)
 

@@ -23,7 +23,6 @@ from shoal.data.chunks import first_rows
 from shoal.engine.worker.spec import WATCH, Moment, Watch
 from shoal.errors import ConfigError
 from shoal.facts import Monitor
-from shoal.interruption import check
 from shoal.launchers.shared import SharedBlob
 from shoal.models.fixed_batch import sample_rows
 from shoal.models.inspection import prepare
@@ -40,6 +39,7 @@ from shoal.training.read_fit import SEED_LIMIT, PreparedFit
 from shoal.training.sampling import sampling
 from shoal.training.shared_rows import write_data
 from shoal.training.start_run import TrainingResult, Work, train
+from shoal.training.stop_request import stoppable
 
 TURN_S = 0.1
 
@@ -190,7 +190,8 @@ def _train_all(
                 context.run(_watch_member, member)
                 job = (_train_member, places, plan, work, run, options, allocation)
                 futures.append(pool.submit(context.run, *job))
-            with sampling(member_records.run, check) as on_turn:
+            run = member_records.run
+            with stoppable(run) as look, sampling(run, look) as on_turn:
                 while not _are_over(futures):
                     on_turn()
             done = [f for f in futures if f.done()]

@@ -102,6 +102,11 @@ class MemberRun(Run):
         )
 
     @property
+    def seconds(self) -> float:
+        """Seconds of the common run."""
+        return self._member_records.run.seconds
+
+    @property
     def lost_events(self) -> int:
         """Returns 0: the common run counts lost events."""
         return 0

@@ -34,6 +34,7 @@ class Diary:
         unscored: Epochs whose validation was pending.
         changes: Callbacks' changes of the model, as `Changes.pack` returns them.
         kept: States of metrics that no reset changes, at the beginning of this epoch.
+        samples: Samples whose exchanges were reported; 0 in older checkpoints.
     """
 
     epoch: int
@@ -46,6 +47,7 @@ class Diary:
     unscored: Sequence[int] = ()
     changes: bytes = b""
     kept: Sequence[float] = ()
+    samples: int = 0
 
 
 @final

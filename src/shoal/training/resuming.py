@@ -18,7 +18,7 @@ from shoal.data import Source, training_data
 from shoal.data.chunks import ChunkedSource, first_rows
 from shoal.data.training import held_out
 from shoal.errors import CheckpointError, ConfigError, PlanError
-from shoal.interruption import check, interruptible
+from shoal.interruption import interruptible
 from shoal.models.fixed_batch import sample_rows
 from shoal.models.inspection import prepare
 from shoal.models.travel import unpack
@@ -29,6 +29,7 @@ from shoal.plan.request import Workers
 from shoal.plan.validation import read_freq
 from shoal.runs.base import Run
 from shoal.runs.checkpoints import CheckpointStore
+from shoal.runs.control import clear_stop
 from shoal.runs.store import StoredRun, model_file, open_run
 from shoal.training.allocation import look, opened, staged
 from shoal.training.checkpoint_writer import CHECKPOINTS, CheckpointWriter
@@ -42,6 +43,7 @@ from shoal.training.run_fit import follow, keeping
 from shoal.training.same_files import check_files
 from shoal.training.sampling import sampling
 from shoal.training.start_run import TrainingResult, Work, train
+from shoal.training.stop_request import stoppable
 from shoal.training.validation import Validation, check_late, validating
 
 
@@ -94,14 +96,18 @@ def resume(call: Call) -> Any:
             if resume_state is None
             else resume_state.diary.epoch
         )
+        clear_stop(record.folder)
         record.event("run_resumed", workers=plan.workers, epoch=epoch)
         warn.release()
         number = 0 if found is None else found.number + 1
-        writer = CheckpointWriter(record.folder, warn, first=number, store=store)
+        writer = CheckpointWriter(
+            record.folder, warn, first=number, store=store, tell=record.event
+        )
 
         def go_on() -> TrainingResult:
             with (
-                sampling(record, check) as on_turn,
+                stoppable(record) as look,
+                sampling(record, look) as on_turn,
                 staged(plan, allocation) as pool,
             ):
                 kept = keeping(

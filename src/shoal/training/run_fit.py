@@ -15,7 +15,6 @@ from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
 from shoal.forks import Origin
 from shoal.interruption import (
     Terminated,
-    check,
     interruptible,
     pause,
     undisturbed,
@@ -36,6 +35,7 @@ from shoal.training.progress import warn_aside
 from shoal.training.read_fit import PreparedFit, read
 from shoal.training.sampling import sampling
 from shoal.training.start_run import TrainingResult, announce, train
+from shoal.training.stop_request import stoppable
 
 RETRIES_S = (0.5, 2.0)
 
@@ -200,7 +200,7 @@ def _writer(ready: PreparedFit, record: Run) -> CheckpointWriter | None:
     if not is_kept or not isinstance(record, StoredRun):
         return None
     folder, inputs = record.folder, inputs_of(ready)
-    writer = CheckpointWriter(folder, warner(record))
+    writer = CheckpointWriter(folder, warner(record), tell=record.event)
     writer.begin(lambda: write_inputs(folder, inputs))
     return writer
 
@@ -216,7 +216,8 @@ def _train(
     if ready.plan.request.cluster == "inline":
         return inline.train(ready.plan, ready.work, record, ready.options())
     with (
-        sampling(record, check) as on_turn,
+        stoppable(record) as look,
+        sampling(record, look) as on_turn,
         staged(ready.plan, context.allocation) as pool,
     ):
         options = replace(ready.options(), on_turn=on_turn)

@@ -1,0 +1,215 @@
+"""Series of a run as drawn points, and as a picture. Pure.
+
+A series of any length is drawn with a limited number of points: of each slice the
+lowest and the highest stay, never every n-th, so that no peak disappears.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TypeAlias, final
+
+from shoal.terminal import one_line, without_colours
+
+Points: TypeAlias = list[tuple[float, float]]
+
+MOST_POINTS = 4000
+MOST_TEXT = 300
+WIDTH, HEIGHT = 960, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 40
+_TICKS = 6
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """A line of a chart.
+
+    Args:
+        name: Name for the legend.
+        points: Points, in the order of x.
+        style: Class of the line in the style sheet, such as "s0" or "faint".
+    """
+
+    name: str
+    points: Points
+    style: str = "s0"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A moment of a run that is shown in its charts.
+
+    Args:
+        x: Its place on the axis.
+        text: What happened.
+    """
+
+    x: float
+    text: str
+
+
+def sampled(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Points:
+    """Returns at most `most` points: first, last, lowest and highest of each slice.
+
+    Args:
+        points: Points, in the order of x.
+        most: Limit, at least 4.
+
+    Example:
+        >>> line = [(float(i), 9.0 if i == 55 else 0.0) for i in range(100)]
+        >>> max(y for _, y in sampled(line, 8)), len(sampled(line, 8)) <= 8
+        (9.0, True)
+    """
+    if len(points) <= most:
+        return list(points)
+    inner = points[1:-1]
+    slices = max(1, (most - 2) // 2)
+    size = len(inner) / slices
+    found = [points[0]]
+    for number in range(slices):
+        part = inner[math.floor(number * size) : math.floor((number + 1) * size)]
+        if not part:
+            continue
+        low = min(range(len(part)), key=lambda at: part[at][1])
+        high = max(range(len(part)), key=lambda at: part[at][1])
+        found += [part[at] for at in sorted({low, high})]
+    return [*found, points[-1]]
+
+
+def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
+    """Returns round numbers between two others.
+
+    Example:
+        >>> ticks(0.0, 1.0)
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    span = high - low
+    if not span > 0:
+        return [low]
+    raw = span / (most - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def number(value: float) -> str:
+    """Returns a number for people.
+
+    Example:
+        >>> number(344064), number(0.42512), number(3e-7)
+        ('344,064', '0.4251', '3e-07')
+    """
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _shown(text: str) -> str:
+    """Returns a text of a run as part of a picture."""
+    return escape(one_line(without_colours(text[:MOST_TEXT])))
+
+
+def draw(
+    series: Sequence[Series],
+    marks: Sequence[Mark] = (),
+    *,
+    x_label: str,
+    title: str,
+    is_log: bool = False,
+) -> str:
+    """Returns a chart as SVG, to be put into a page.
+
+    Args:
+        series: Lines; those of no points are left out.
+        marks: Moments, drawn as vertical lines with their text.
+        x_label: Name and unit of the x axis.
+        title: Name of the chart, for those who do not see it.
+        is_log: Whether the y axis is logarithmic; points at or below 0 are left out.
+    """
+    shown = [(one, _usable(one.points, is_log=is_log)) for one in series]
+    shown = [(one, points) for one, points in shown if points]
+    if not shown:
+        return ""
+    xs = [x for _, points in shown for x, _ in points]
+    ys = [y for _, points in shown for _, y in points]
+    frame = _Frame(min(xs), max(xs), min(ys), max(ys))
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{_shown(title)}">'
+    ]
+    parts += _axes(frame, x_label, is_log=is_log)
+    for one, points in shown:
+        text = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+        if len(points) == 1:
+            x, y = points[0]
+            parts.append(
+                f'<circle class="line {escape(one.style)}" r="3" '
+                f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"/>'
+            )
+        parts.append(
+            f'<polyline class="line {escape(one.style)}" points="{text}">'
+            f"<title>{_shown(one.name)}</title></polyline>"
+        )
+    for mark in marks:
+        if frame.left <= mark.x <= frame.right:
+            at = f"{frame.x(mark.x):.1f}"
+            parts.append(
+                f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" '
+                f'y2="{HEIGHT - _BOTTOM}"><title>{_shown(mark.text)}</title></line>'
+            )
+    return "".join([*parts, "</svg>"])
+
+
+@final
+class _Frame:
+    """The part of the plane that is drawn."""
+
+    def __init__(self, left: float, right: float, low: float, high: float) -> None:
+        self.left, self.right = left, right if right > left else left + 1
+        rest = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+        self.low, self.high = low - rest, high + rest
+
+    def x(self, value: float) -> float:
+        share = (value - self.left) / (self.right - self.left)
+        return _LEFT + share * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
+
+
+def _axes(frame: _Frame, x_label: str, *, is_log: bool) -> list[str]:
+    parts: list[str] = []
+    floor, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+    for value in ticks(frame.low, frame.high):
+        y = f"{frame.y(value):.1f}"
+        label = number(10.0**value if is_log else value)
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y}" y2="{y}"/>'
+            f'<text class="tick end" x="{_LEFT - 8}" y="{y}" dy="0.32em">{label}</text>'
+        )
+    for value in ticks(frame.left, frame.right, 9):
+        x = f"{frame.x(value):.1f}"
+        parts.append(
+            f'<line class="grid" x1="{x}" x2="{x}" y1="{_TOP}" y2="{floor}"/>'
+            f'<text class="tick middle" x="{x}" y="{floor + 16}">{number(value)}</text>'
+        )
+    middle = (_LEFT + right) / 2
+    parts.append(
+        f'<text class="tick middle" x="{middle}" y="{HEIGHT - 6}">'
+        f"{_shown(x_label)}</text>"
+    )
+    return parts
+
+
+def _usable(points: Points, *, is_log: bool) -> Points:
+    if not is_log:
+        return sampled(points)
+    return sampled([(x, math.log10(y)) for x, y in points if y > 0])

@@ -1,0 +1,265 @@
+"""One follower a run, shared by all who watch it; it sleeps when nobody does.
+
+A follower reads what is new, folds it, and keeps what charts need. Numbers of exchanges
+are kept in arrays: a run has up to millions of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from shoal.errors import ShoalError
+from shoal.runs.events import Event, unpack_exchanges
+from shoal.runs.folder import Folder
+from shoal.runs.following import Follow
+from shoal.runs.summary import Fold, RunSummary
+from shoal.runs.worker_status import WorkerFold, WorkerStatus
+from shoal.runs.writer import writer_may_live
+
+LEAST_S = 0.1
+"""Polls of a run are at least so far apart, however many watch it."""
+MOST_MARKS = 500
+MOST_FOLLOWERS = 24
+"""Runs whose numbers stay in memory."""
+_SPEED_S = 10.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Something that happened in a run, a mark in its charts and a row in its list.
+
+    Args:
+        kind: Kind of the event.
+        t: Seconds of the run.
+        time: Unix seconds.
+        samples: Samples committed before it.
+        text: What happened.
+    """
+
+    kind: str
+    t: float
+    time: float
+    samples: int
+    text: str
+
+
+@final
+@dataclass
+class Exchanges:
+    """Numbers of the exchanges so far, in columns."""
+
+    t: array[float] = field(default_factory=lambda: array("d"))
+    samples: array[float] = field(default_factory=lambda: array("d"))
+    loss: array[float] = field(default_factory=lambda: array("d"))
+    rank: array[int] = field(default_factory=lambda: array("i"))
+    staleness: array[int] = field(default_factory=lambda: array("i"))
+
+
+@final
+class RunView:
+    """What is known of one run.
+
+    Args:
+        folder: The run folder.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self, folder: Folder, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.folder = folder
+        self.lock = threading.RLock()
+        self.version = 0
+        self.damage = ""
+        self.cost_s = 0.0
+        """Seconds that the last page about it took."""
+        self.exchanges = Exchanges()
+        self.epochs: list[dict[str, Any]] = []
+        self.moments: deque[Moment] = deque(maxlen=MOST_MARKS)
+        self.checkpoint: Event = {}
+        self._clock, self._polled = clock, float("-inf")
+        self._follow = Follow(folder)
+        self._fold, self._workers = Fold(url=folder.url), WorkerFold()
+        self._total = 0
+        self._alive: bool | None = None
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the run had events, and has none any more."""
+        return self._follow.is_removed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no event was read so far."""
+        return self._fold.is_empty
+
+    def advance(self) -> int:
+        """Reads what is new, unless that was done a moment ago.
+
+        Returns:
+            A number that grows with each change.
+        """
+        with self.lock:
+            now = self._clock()
+            if now - self._polled < LEAST_S:
+                return self.version
+            self._polled = now
+            was = self.is_removed, self.damage, self._alive
+            changed = self._read()
+            writer = self._fold.writer
+            if writer is not None and self._fold.summary().status == "running":
+                self._alive = writer_may_live(self.folder, writer)
+            self._polled = self._clock()
+            if changed or was != (self.is_removed, self.damage, self._alive):
+                self.version += 1
+            return self.version
+
+    def summary(self) -> RunSummary:
+        """Returns the summary so far."""
+        with self.lock:
+            found = self._fold.summary(lambda writer: self._alive is not False)
+            update = {"id": self.folder.name, "damage": self.damage}
+            if self.damage:
+                update["status"] = "damaged"
+            return found.model_copy(update=update)
+
+    def workers(self) -> list[WorkerStatus]:
+        """Returns the state of each worker."""
+        with self.lock:
+            return self._workers.statuses(is_lost=self.summary().status == "lost")
+
+    def speed(self) -> float | None:
+        """Returns samples a second in the last seconds of exchanges; None without."""
+        with self.lock:
+            times, samples = self.exchanges.t, self.exchanges.samples
+            if len(times) < 2:
+                return None
+            first = len(times) - 1
+            while first > 0 and times[-1] - times[first] < _SPEED_S:
+                first -= 1
+            span = times[-1] - times[first]
+            return (samples[-1] - samples[first]) / span if span > 0 else None
+
+    def _read(self) -> bool:
+        has_changed = False
+        try:
+            while events := self._follow.poll():
+                has_changed = True
+                for event in events:
+                    self._add(event)
+        except ShoalError as error:
+            self.damage = str(error)
+        except OSError as error:  # a storage that is away for a moment
+            self.damage = f"the run cannot be read: {error}"
+        return has_changed
+
+    def _add(self, event: Event) -> None:
+        self._fold.add(event)
+        self._workers.add(event)
+        kind = event.get("kind")
+        if kind == "exchanges":
+            self._add_exchanges(event)
+        elif kind == "epoch_ended":
+            self._add_epoch(event)
+        elif kind == "epoch_scored":
+            for epoch in self.epochs:
+                if epoch["epoch"] == event.get("epoch"):
+                    epoch["metrics"].update(event.get("metrics") or {})
+        elif kind == "checkpoint_written":
+            self.checkpoint = event
+        text = _told(event)
+        if text:
+            self.moments.append(
+                Moment(
+                    kind=str(kind),
+                    t=float(event.get("t", 0.0)),
+                    time=float(event.get("time", 0.0)),
+                    samples=self._total,
+                    text=text,
+                )
+            )
+        if kind == "rollback":
+            counts: Mapping[Any, int] = event.get("committed") or {}
+            self._total = sum(counts.values())
+
+    def _add_exchanges(self, event: Event) -> None:
+        found = self.exchanges
+        for record in unpack_exchanges(event):
+            self._total += int(record.get("samples") or 0)
+            loss = record.get("loss")
+            rank = record.get("rank")
+            found.t.append(float(record.get("t") or event.get("t") or 0.0))
+            found.samples.append(self._total)
+            found.loss.append(float("nan") if loss is None else float(loss))
+            found.rank.append(-1 if rank is None else int(rank))
+            found.staleness.append(min(2**31 - 1, int(record.get("staleness") or 0)))
+
+    def _add_epoch(self, event: Event) -> None:
+        self.epochs.append(
+            {
+                "epoch": int(event.get("epoch", len(self.epochs))),
+                "t": float(event.get("t", 0.0)),
+                "samples": self._total,
+                "metrics": dict(event.get("metrics") or {}),
+                "learning_rate": event.get("learning_rate"),
+            }
+        )
+
+
+def _told(event: Event) -> str:
+    """Returns what an event means for a reader; "" for everyday ones."""
+    rank, reason = event.get("rank"), str(event.get("reason", ""))
+    because = f": {reason}" if reason else ""
+    match event.get("kind"):
+        case "worker_lost":
+            return f"worker {rank} lost{because}"
+        case "worker_replaced":
+            return f"worker {rank} replaced"
+        case "rollback":
+            return "rolled back to a checkpoint"
+        case "run_resumed":
+            return f"resumed with {event.get('workers', '?')} workers"
+        case "stop_asked":
+            return f"asked to stop by {event.get('by', 'somebody')}"
+        case "checkpoint_failed":
+            return f"checkpoint failed{because}"
+        case "warning" | "note":
+            return str(event.get("text", ""))
+        case "run_finished":
+            return f"run {event.get('status', 'ended')}"
+        case str(kind) if kind.startswith(("server_", "nan_", "standby_")):
+            return kind.replace("_", " ") + because
+        case _:
+            return ""
+
+
+@final
+class Views:
+    """The views of the runs that are watched, and of those that were, a few.
+
+    Args:
+        most: Views that are kept.
+    """
+
+    def __init__(self, most: int = MOST_FOLLOWERS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._views: OrderedDict[str, RunView] = OrderedDict()
+
+    def of(self, folder: Folder) -> RunView:
+        """Returns the view of a run."""
+        with self._lock:
+            view = self._views.get(folder.url)
+            if view is None or view.is_removed:
+                view = self._views[folder.url] = RunView(folder)
+            self._views.move_to_end(folder.url)
+            while len(self._views) > self._most:
+                self._views.popitem(last=False)
+            return view

@@ -1,0 +1,1 @@
+"""One file a page: each reads what it shows, and renders it."""

@@ -1,0 +1,136 @@
+"""The list of runs: filter, order, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shoal.errors import ShoalError
+from shoal.runs.catalogue import read_outlines
+from shoal.runs.summary import RunSummary
+from shoal.ui.site import Site
+
+MOST_ROWS = 1000
+"""Rows of a page."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A run of the list.
+
+    Args:
+        root: Name of its root in addresses.
+        run: Its outline.
+    """
+
+    root: str
+    run: RunSummary
+
+    @property
+    def share(self) -> float:
+        """Share of the expected samples that are committed, at most 1."""
+        run = self.run
+        expected = run.samples_expected
+        return min(1.0, run.samples_committed / expected) if expected else 0.0
+
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """Name and value of the best metric, None without one."""
+        best = self.run.report.get("best")
+        return (str(best["metric"]), float(best["value"])) if best else None
+
+    @property
+    def speed(self) -> float | None:
+        """Samples a second, from start to end."""
+        run = self.run
+        return run.samples_committed / run.seconds if run.seconds > 0 else None
+
+
+ORDERS: dict[str, Callable[[Row], Any]] = {
+    "started": lambda row: row.run.started_unix,
+    "name": lambda row: row.run.id,
+    "strategy": lambda row: row.run.strategy,
+    "workers": lambda row: row.run.workers,
+    "progress": lambda row: row.share,
+    "best": lambda row: row.best[1] if row.best else float("inf"),
+    "speed": lambda row: row.speed or 0.0,
+    "took": lambda row: row.run.seconds,
+}
+"""Name of an order -> its key."""
+
+STATES = ("running", "finished", "failed", "interrupted", "lost", "damaged")
+
+
+def read_rows(site: Site) -> tuple[list[Row], list[str]]:
+    """Returns all runs, and what is wrong with roots that cannot be read."""
+    rows: list[Row] = []
+    wrong: list[str] = []
+    for root in site.roots.values():
+        try:
+            found = read_outlines(root.folder.url, cache=site.cache)
+            rows += [Row(root=root.key, run=run) for run in found]
+            if not root.folder.exists():
+                wrong.append(
+                    f"{root.folder.url} does not exist yet. It appears with its first "
+                    "run; if you expected runs there, start shoal ui with another "
+                    "--root."
+                )
+        except (ShoalError, OSError) as error:
+            wrong.append(f"{root.folder.url} cannot be read: {error}")
+    return rows, wrong
+
+
+def chosen(rows: list[Row], words: str, state: str, order: str) -> list[Row]:
+    """Returns the rows of a filter, in an order; running ones are on top.
+
+    Args:
+        rows: All rows.
+        words: Words that a row must contain, in any case.
+        state: State of the runs, "" for all.
+        order: Name of an order; with "-" before it the largest are first.
+    """
+    wanted = words.lower().split()
+
+    def fits(row: Row) -> bool:
+        run = row.run
+        text = f"{run.id} {run.name} {run.strategy} {run.status}".lower()
+        return all(word in text for word in wanted) and state in ("", run.status)
+
+    found = [row for row in rows if fits(row)]
+    name = order.removeprefix("-")
+    key = ORDERS[name]
+    found.sort(key=lambda row: (key(row), row.run.id), reverse=order.startswith("-"))
+    found.sort(key=lambda row: row.run.status != "running")
+    return found
+
+
+def show_runs(site: Site, request: Request) -> Response:
+    """The page with all runs."""
+    query = request.query_params
+    words, state = query.get("q", "")[:200], query.get("state", "")
+    state = state if state in STATES else ""
+    order = query.get("order", "-started")
+    order = order if order.removeprefix("-") in ORDERS else "-started"
+    rows, wrong = read_rows(site)
+    found = chosen(rows, words, state, order)
+    page = int(query.get("page", "1")) if query.get("page", "1").isdecimal() else 1
+    start = (max(1, min(page, 10**6)) - 1) * MOST_ROWS
+    return site.render(
+        "runs.html",
+        rows=found[start : start + MOST_ROWS],
+        count=len(found),
+        total=len(rows),
+        page=start // MOST_ROWS + 1,
+        pages=-(-len(found) // MOST_ROWS),
+        words=words,
+        state=state,
+        states=STATES,
+        order=order,
+        wrong=wrong,
+        has_several=len(site.roots) > 1,
+    )

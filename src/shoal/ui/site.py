@@ -1,0 +1,190 @@
+"""What all pages share: settings, links, templates, and how runs are looked up."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, final
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse
+
+from shoal.runs.catalogue import run_ids
+from shoal.runs.folder import Folder
+from shoal.terminal import one_line, plain, without_colours
+from shoal.ui.charts import number
+from shoal.ui.guard import Access
+from shoal.ui.live import Views
+
+HERE = Path(__file__).parent
+STATIC = {
+    "icon.svg": "image/svg+xml",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+}
+"""Files that are served, with their types; no other name is looked for."""
+
+SIGNS = {
+    "running": "▶", "finished": "✓", "failed": "✕", "interrupted": "‖",
+    "lost": "?", "damaged": "!",
+}  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    """A folder of runs.
+
+    Args:
+        key: Its name in addresses.
+        folder: The folder.
+    """
+
+    key: str
+    folder: Folder
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Settings and shared state of the page.
+
+    Args:
+        roots: Folders of runs, by their names in addresses.
+        access: Who may use it.
+        cache: Folder where outlines are remembered, None for none.
+        is_read_only: Whether nothing can be changed.
+        is_ending: Whether the server ends, so that streams should.
+        views: Followers of runs.
+    """
+
+    roots: Mapping[str, Root]
+    access: Access
+    cache: str | None = None
+    is_read_only: bool = False
+    is_ending: Callable[[], bool] = lambda: False
+    views: Views = field(default_factory=Views)
+
+    def link(self, path: str, **query: object) -> str:
+        """Returns the address of a page, the only way in which one is made."""
+        given = {name: x for name, x in query.items() if x not in (None, "", [])}
+        text = urlencode(given, doseq=True)
+        return f"{self.access.base}{quote(path)}{'?' * bool(given)}{text}"
+
+    def run_link(self, root: str, run: str, rest: str = "", **query: object) -> str:
+        """Returns the address of a page of a run."""
+        return self.link(f"/runs/{root}/{run}{rest}", **query)
+
+    def find(self, key: str, run: str) -> Folder:
+        """Returns the folder of a run that an address names.
+
+        The name is compared with those that are there. It is never opened as a path:
+        it may come from anybody.
+
+        Raises:
+            HTTPException: There is none.
+        """
+        root = self.roots.get(key)
+        if root is None or run not in run_ids(root.folder.url):
+            raise HTTPException(404, "There is no such run here, or it was removed.")
+        return root.folder.child(run)
+
+    def render(self, name: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """Returns a page from a template."""
+        template = _ENVIRONMENT.get_template(name)
+        links = {"link": self.link, "run_link": self.run_link}
+        text = template.render(site=self, SIGNS=SIGNS, **links, **values)
+        return HTMLResponse(text, status_code=status)
+
+
+def roots_of(places: Sequence[str]) -> dict[str, Root]:
+    """Names folders of runs for addresses: by the last part of each, made unique.
+
+    Example:
+        >>> list(roots_of(["memory://a/runs", "memory://b/runs"]))
+        ['runs', 'runs-2']
+    """
+    found: dict[str, Root] = {}
+    for place in places:
+        folder = Folder.at(place)
+        bare = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "runs"
+        key, count = bare, 1
+        while key in found:
+            count += 1
+            key = f"{bare}-{count}"
+        found[key] = Root(key=key, folder=folder)
+    return found
+
+
+def seconds(value: float | None) -> str:
+    """Returns a duration for people.
+
+    Example:
+        >>> seconds(0.42), seconds(75), seconds(7300)
+        ('0.4 s', '1 min 15 s', '2 h 1 min')
+    """
+    if value is None or not math.isfinite(value):
+        return ""
+    if value < 10:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def size(value: float) -> str:
+    """Returns a number of bytes for people.
+
+    Example:
+        >>> size(900), size(1_300_000)
+        ('900 B', '1.3 MB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.1f} {unit}"
+    return f"{int(value)} B"
+
+
+def short(text: object, most: int = 80) -> str:
+    """Returns a name that fits a cell, without control characters."""
+    shown = one_line(str(text)[: most + 1])
+    return shown if len(str(text)) <= most else f"{shown[:most]}…"
+
+
+def clean(text: object) -> str:
+    """Returns text of a run without colours and control characters."""
+    return plain(without_colours(str(text)))
+
+
+def iso(unix: float) -> str:
+    """Returns a time in UTC, which the page shows in the reader's zone."""
+    if not 0 < unix < 1e11:
+        return ""
+    return datetime.fromtimestamp(unix, UTC).isoformat("T", "seconds")
+
+
+def ago(unix: float) -> str:
+    """Returns how long ago a time is."""
+    return f"{seconds(max(0.0, time.time() - unix))} ago" if unix > 0 else ""
+
+
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(HERE / "templates"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters.update(  # pyright: ignore[reportUnknownMemberType]
+    number=number, seconds=seconds, size=size, short=short, clean=clean, iso=iso,
+    ago=ago,
+)  # fmt: skip

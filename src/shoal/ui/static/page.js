@@ -1,0 +1,114 @@
+// What the page does by itself: theme, times in the reader's zone, filter, live changes.
+// Everything here is a convenience: each page works without it.
+
+const THEMES = ["system", "light", "dark"];
+const theme = document.getElementById("theme");
+
+function useTheme(name) {
+  if (name === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  theme.textContent = `Theme: ${name}`;
+}
+
+function remembered() {
+  try { return localStorage.getItem("shoal-theme") || "system"; } catch { return "system"; }
+}
+
+useTheme(remembered());
+theme.hidden = false;
+theme.addEventListener("click", () => {
+  const next = THEMES[(THEMES.indexOf(remembered()) + 1) % THEMES.length];
+  try { localStorage.setItem("shoal-theme", next); } catch { /* for this page only */ }
+  useTheme(next);
+});
+
+function localTimes(within) {
+  for (const time of within.querySelectorAll("time[datetime]")) {
+    const date = new Date(time.dateTime);
+    if (Number.isNaN(date.getTime())) continue;
+    time.title = date.toLocaleString(undefined, { dateStyle: "full", timeStyle: "long" });
+    if (time.closest("#runs")) {
+      time.textContent = date.toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
+    }
+  }
+}
+localTimes(document);
+
+const filter = document.querySelector("#q");
+const rows = [...document.querySelectorAll("#runs tbody tr")];
+if (filter && rows.length) {
+  const texts = rows.map((row) => row.textContent.toLowerCase());
+  const count = document.getElementById("count");
+  filter.addEventListener("input", () => {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    rows.forEach((row, at) => {
+      row.hidden = !words.every((word) => texts[at].includes(word));
+      shown += row.hidden ? 0 : 1;
+    });
+    count.textContent = `${shown.toLocaleString()} of ${rows.length.toLocaleString()} runs on this page`;
+    const address = new URL(location.href);
+    if (filter.value) address.searchParams.set("q", filter.value);
+    else address.searchParams.delete("q");
+    history.replaceState(null, "", address);
+  });
+}
+
+// A run: one stream tells that something has changed; the parts that differ are replaced.
+const live = document.getElementById("live");
+const linkState = document.getElementById("link-state");
+let stream = null;
+let isReading = false;
+let isStale = false;
+
+async function readAgain() {
+  if (isReading) { isStale = true; return; }
+  isReading = true;
+  try {
+    do {
+      isStale = false;
+      const answer = await fetch(live.dataset.live, { headers: { accept: "text/html" } });
+      if (!answer.ok) { if (answer.status === 404) showRemoved(); break; }
+      replaceParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    } while (isStale);
+  } catch { /* the stream says that it reconnects */ } finally { isReading = false; }
+}
+
+function replaceParts(fresh) {
+  for (const part of fresh.querySelectorAll("[data-part]")) {
+    const old = live.querySelector(`[data-part="${part.dataset.part}"]`);
+    if (!old || old.contains(document.activeElement) || old.innerHTML === part.innerHTML) continue;
+    const open = [...old.querySelectorAll("details")].map((details) => details.open);
+    part.querySelectorAll("details").forEach((details, at) => { details.open = Boolean(open[at]); });
+    localTimes(part);
+    old.replaceWith(part);
+  }
+}
+
+function showRemoved() {
+  linkState.textContent = "This run was removed.";
+  if (stream) stream.close();
+}
+
+function connect() {
+  if (stream || document.hidden) return;
+  stream = new EventSource(live.dataset.events);
+  stream.addEventListener("open", () => { linkState.textContent = ""; });
+  stream.addEventListener("change", readAgain);
+  stream.addEventListener("removed", showRemoved);
+  stream.addEventListener("error", () => {
+    linkState.textContent = "Reconnecting…";
+    if (stream.readyState === EventSource.CLOSED) {
+      stream = null;
+      setTimeout(connect, 2000);
+    }
+  });
+}
+
+if (live) {
+  connect();
+  // Browsers have six connections to a server: pages in the background hold none.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden && stream) { stream.close(); stream = null; } else connect();
+  });
+}

@@ -1,0 +1,167 @@
+"""A real server of the page, on a port of its own, over runs that stand."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+import uvicorn
+
+from shoal.runs.store import StoredRun, create
+from shoal.ui.app import make_app
+from shoal.ui.guard import LOOPBACK, Access
+from shoal.ui.serving import Settings, listen
+from shoal.ui.site import Site, roots_of
+
+TOKEN = "right-token-of-the-tests"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """The page as a client sees it: requests are as raw as they are given."""
+
+    site: Site
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}{self.site.access.base}"
+
+    @property
+    def cookie(self) -> str:
+        return f"{self.site.access.cookie}={self.site.access.session}"
+
+    def ask(
+        self,
+        target: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        has_cookie: bool = True,
+    ) -> Answer:
+        given = {"Host": f"127.0.0.1:{self.port}"}
+        if has_cookie:
+            given["Cookie"] = self.cookie
+        given |= headers or {}
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            link.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+            for name, value in given.items():
+                link.putheader(name, value)
+            if body is not None:
+                link.putheader("Content-Length", str(len(body)))
+            link.endheaders(body)
+            answer = link.getresponse()
+            text = answer.read().decode(errors="replace")
+        finally:
+            link.close()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return Answer(status=answer.status, headers=found, text=text)
+
+    def post(
+        self,
+        target: str,
+        form: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Posts a form as the page itself does; headers and fields replace its own."""
+        access = self.site.access
+        fields = {"form_token": access.form_token, **(form or {})}
+        given = {
+            "Content-Type": "application/x-www-form-urlencoded",
+            "Origin": f"http://127.0.0.1:{self.port}",
+            **(headers or {}),
+        }
+        given = {name: value for name, value in given.items() if value}
+        content = urlencode(fields).encode()
+        return self.ask(target, method="POST", headers=given, body=content)
+
+
+class Serving:
+    """Starts servers, and ends them with the test."""
+
+    def __init__(self) -> None:
+        self._running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(
+        self,
+        root: Path | str,
+        *,
+        base: str = "",
+        is_read_only: bool = False,
+        port: int = 0,
+    ) -> Served:
+        settings = Settings(roots=(str(root),), cache=None, state=Path("."), port=port)
+        listener = listen(settings)
+        port = listener.getsockname()[1]
+        servers: list[uvicorn.Server] = []
+        site = Site(
+            roots=roots_of(settings.roots),
+            access=Access(token=TOKEN, port=port, hosts=LOOPBACK, base=base),
+            is_read_only=is_read_only,
+            is_ending=lambda: servers[0].should_exit,
+        )
+        config = uvicorn.Config(
+            make_app(site), lifespan="off", log_level="error", ws="none",
+            timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        servers.append(server)
+        # It would take the signals of the test otherwise.
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        self._running.append((server, thread))
+        return Served(site=site, port=port)
+
+    def close(self) -> None:
+        for server, thread in self._running:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    found = Serving()
+    yield found
+    found.close()
+
+
+def make_run(
+    root: Path | str, name: str, *, status: str = "finished", day: int = 1
+) -> StoredRun:
+    """A small run that stands, with everything a page shows."""
+    with create(str(root), name, today=date(2026, 1, day)) as run:
+        run.event("run_started", strategy="adag", workers=2, rows=640, epochs=2)
+        for rank in range(2):
+            run.event("worker_started", rank=rank, pid=100 + rank, node="localhost")
+        for epoch in range(2):
+            for at in range(10):
+                record = {"rank": at % 2, "epoch": epoch, "samples": 64, "steps": 1}
+                loss = 2.0 / (1 + at + 10 * epoch)
+                run.exchanges([{**record, "loss": loss, "t": run.seconds}])
+            metrics = {"loss": 1.0 / (1 + epoch), "val_loss": 1.5 / (1 + epoch)}
+            run.event("epoch_ended", epoch=epoch, samples=640, metrics=metrics)
+        run.event("worker_lost", rank=1, reason="killed by SIGKILL")
+        run.folder.write("experiments/worker-0.log", b"hello\n\x1b[31mred\x1b[0m\n")
+        if status != "running":
+            run.finish(status)  # type: ignore[arg-type]
+    return run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"

@@ -1,0 +1,268 @@
+"""Pages over runs that stand: what they show, what they never show as HTML."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import io
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shoal.runs.catalogue import run_ids
+from shoal.runs.events import encode, exchange_records, read_events
+from shoal.runs.store import create
+from tests.ui.conftest import Served, Serving, make_run
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+def links_of(text: str) -> set[str]:
+    found = re.findall(r'(?:href|src|action|data-events|data-live)="([^"]+)"', text)
+    return {link.replace("&amp;", "&") for link in found if not link.startswith("#")}
+
+
+def test_the_list_filters_and_orders(serving: Serving, root: Path):
+    for day, (name, status) in enumerate(
+        [("cod", "finished"), ("eel", "failed"), ("ray", "running")], 1
+    ):
+        make_run(root, name, status=status, day=day)
+    served = serving.start(root)
+
+    def names(query: str) -> list[str]:
+        return re.findall(
+            r'<tr data-run="runs/\d+-\d+-\d+-(\w+)', served.ask(f"/?{query}").text
+        )
+
+    assert names("order=name") == ["ray", "cod", "eel"]  # running ones are on top
+    assert names("order=-name") == ["ray", "eel", "cod"]
+    assert names("q=COD") == ["cod"]
+    assert names("state=failed") == ["eel"]
+    assert names("q=nothing") == []
+    assert names("order=__class__&page=x&state=<") == ["ray", "eel", "cod"]
+    text = served.ask("/").text
+    assert "val_loss 0.75" in text
+    assert "100 %" in text
+
+
+def test_no_run_and_no_root(serving: Serving, root: Path):
+    text = serving.start(root).ask("/").text
+    assert "shoal demo" in text
+    assert "does not exist yet" in text
+
+
+def test_every_link_of_every_page_leads_somewhere(serving: Serving, root: Path):
+    run = make_run(root, "fish", status="running")
+    served = serving.start(root, base="/a/shoal")
+    pages, seen = ["/a/shoal/"], set[str]()
+    while pages:
+        page = pages.pop()
+        if page in seen or len(seen) > 60:
+            continue
+        seen.add(page)
+        if page.endswith(("/events", "/stop", "/remove", "/choose")):
+            continue
+        answer = served.ask(page)
+        assert answer.status == 200, page
+        if "text/html" in answer.headers["content-type"]:
+            found = links_of(answer.text)
+            assert all(link.startswith("/a/shoal/") for link in found), found
+            pages += sorted(found)
+    assert f"/a/shoal/runs/runs/{run.id}/files/worker-0.log" in seen
+    assert served.ask("/").status == 404
+    assert served.ask("/a/shoalx/").status == 404
+
+
+def test_a_run_shows_what_happened(serving: Serving, root: Path):
+    run = make_run(root, "fish", status="failed")
+    served = serving.start(root)
+    for query in ("", "?x=seconds", "?x=epoch&scale=log", "?x=<&part=live"):
+        text = served.ask(f"/runs/runs/{run.id}{query}").text
+        assert "worker 1 lost: killed by SIGKILL" in text
+        assert text.count("<svg") == 1
+        assert "1,280 of 1,280 samples" in text
+
+
+def test_points_are_those_of_the_events(serving: Serving, root: Path):
+    run = make_run(root, "fish")
+    answer = serving.start(root).ask(f"/runs/runs/{run.id}/points.csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    losses = [float(r["value"]) for r in rows if r["what"] == "loss of exchange"]
+    records = exchange_records(read_events(run.folder))
+    assert losses == [record["loss"] for record in records]
+    assert [r["value"] for r in rows if r["what"] == "val_loss"] == ["1.5", "0.75"]
+    assert answer.headers["content-disposition"].startswith("attachment")
+
+
+def test_files_are_downloads(serving: Serving, root: Path):
+    run = make_run(root, "fish")
+    served = serving.start(root)
+    answer = served.ask(f"/runs/runs/{run.id}/files/worker-0.log")
+    assert answer.text == "hello\n\x1b[31mred\x1b[0m\n"
+    assert answer.headers["content-disposition"] == (
+        'attachment; filename="worker-0.log"'
+    )
+
+
+def test_logs_are_paged_and_searched(serving: Serving, root: Path):
+    run = make_run(root, "fish")
+    lines = b"".join(b"line %d\n" % at for at in range(50_000))
+    run.folder.write("experiments/worker-1.log", lines + b"ValueError: \x1b[2J\n")
+    served = serving.start(root)
+    text = served.ask(f"/runs/runs/{run.id}/logs?rank=1").text
+    assert "line 49999" in text
+    assert "line 1\n" not in text
+    assert '<li class="bad">ValueError: \\x1b[2J' in text
+    found = served.ask(f"/runs/runs/{run.id}/logs?rank=0&q=LINE+123&all=1").text
+    assert "Found: 111" in found
+    [link] = [
+        x for x in links_of(found) if x.endswith(f"at={lines.index(b'line 1234')}")
+    ]
+    assert "line 1234<" in served.ask(link).text
+
+
+def test_nothing_of_a_run_is_markup(serving: Serving, root: Path):
+    with create(str(root), "x") as run:
+        run.event("run_started", strategy=SCRIPT, workers=1, rows=1, epochs=1)
+        run.event("worker_started", rank=0, pid=1, node=SCRIPT)
+        run.event("warning", text=f"{SCRIPT}\u202e\x1b[2J{'x' * 10_000}")
+        metrics = {SCRIPT: 1.0, "=1+1": 2.0, "{{7*7}}": 3.0}
+        run.event("epoch_ended", epoch=0, samples=1, metrics=metrics)
+        run.event("worker_lost", rank=0, reason=SCRIPT)
+        run.event("node_used", node=SCRIPT, percent=1.0, memory_mib=1, total_mib=2)
+        run.folder.write("experiments/worker-0.log", f"{SCRIPT}\n".encode() * 3)
+        run.finish("failed", {"reason": f"{SCRIPT}\n{SCRIPT}"})
+    named = root / SCRIPT.replace("/", "-")
+    shutil.copytree(run.folder.path, named)
+    served = serving.start(root)
+    for name in (run.id, named.name.replace("<", "%3C").replace(">", "%3E")):
+        for page in ("", "/logs", "/logs?q=script"):
+            answer = served.ask(f"/runs/runs/{name}{page}")
+            assert answer.status == 200
+            assert "<script>" not in answer.text
+            assert "\u202e" not in answer.text
+            assert "\x1b" not in answer.text
+        assert "'=1+1," in served.ask(f"/runs/runs/{name}/points.csv").text
+    assert "<script>" not in served.ask("/").text
+
+
+def test_damage_and_torn_lines_are_said(serving: Serving, root: Path):
+    run = make_run(root, "fish", status="running")
+    segment = next((root / run.id / "events").glob("*1.jsonl"))
+    with segment.open("ab") as file:
+        file.write(b'{"kind": "from a later version", "x": {}}\n{"torn\n')
+    served = serving.start(root)
+    assert "running" in served.ask(f"/runs/runs/{run.id}").text
+    with segment.open("ab") as file:
+        file.write(encode({"kind": "run_finished", "status": []}))
+    text = ""
+    while "is damaged" not in text:  # a view is read again after a moment
+        text = served.ask(f"/runs/runs/{run.id}").text
+
+
+def test_chosen_runs_are_removed_after_a_question(serving: Serving, root: Path):
+    gone, kept = make_run(root, "gone"), make_run(root, "kept", status="running")
+    served = serving.start(root)
+    asked = served.post("/choose", {"run": f"runs/{gone.id}", "do": "remove"})
+    assert gone.id in asked.text
+    assert len(run_ids(root)) == 2
+    for _ in range(2):  # harmless when pressed twice
+        answer = served.post("/remove", {"run": f"runs/{gone.id}", "sure": "yes"})
+        assert answer.status == 303
+    assert run_ids(root) == [kept.id]
+    answer = served.post("/remove", {"run": f"runs/{kept.id}", "sure": "yes"})
+    assert "is running" in answer.text
+    assert run_ids(root) == [kept.id]
+    assert served.ask(f"/runs/runs/{gone.id}").status == 404
+
+
+def test_chosen_runs_are_compared(serving: Serving, root: Path):
+    runs = [make_run(root, "cod"), make_run(root, "eel", status="failed")]
+    for at, run in enumerate(runs):
+        run.write_plan({"request": {"epochs": 2, "seed": at}, "batch_size": 64})
+    served = serving.start(root, is_read_only=True)
+    answer = served.post("/choose", {"run": f"runs/{runs[0].id}", "do": "compare"})
+    assert answer.headers["location"].startswith("/compare?runs=runs")
+    named = "&".join(f"runs=runs/{run.id}" for run in runs)
+    text = served.ask(f"/compare?{named}&runs=runs/none&runs=..%2F..&x=epoch").text
+    assert text.count("<polyline") == 4
+    assert "request.seed" in text
+    assert "request.epochs" not in text
+    rows = list(csv.DictReader(io.StringIO(served.ask(f"/compare.csv?{named}").text)))
+    assert len(rows) == 8
+    assert {row["run"] for row in rows} == {run.id for run in runs}
+    first = [r["value"] for r in rows if r["run"] == runs[0].id and r["epoch"] == "2"]
+    assert first == ["0.5", "0.75"]
+    assert "Choose runs in" in served.ask("/compare").text
+
+
+class Stream:
+    """A raw stream of events."""
+
+    def __init__(self, served: Served, path: str, last: str = "") -> None:
+        self._link = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+        headers = {"Cookie": served.cookie} | ({"Last-Event-ID": last} if last else {})
+        self._link.request("GET", path, headers=headers)
+        self.answer = self._link.getresponse()
+
+    def next(self) -> dict[str, str]:
+        """The next event with data."""
+        found: dict[str, str] = {}
+        while True:
+            line = self.answer.readline().decode().rstrip("\n")
+            if not line and "data" in found:
+                return found
+            if ": " in line and not line.startswith(":"):
+                name, _, value = line.partition(": ")
+                found[name] = value
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def test_a_stream_tells_of_changes_and_of_the_end(serving: Serving, root: Path):
+    run = make_run(root, "fish", status="running")
+    served = serving.start(root)
+    path = f"/runs/runs/{run.id}/events"
+    stream = Stream(served, path)
+    assert stream.answer.headers["content-type"].startswith("text/event-stream")
+    first = stream.next()
+    assert first["event"] == "change"
+    segment = max((root / run.id / "events").iterdir())
+    with segment.open("ab") as file:
+        file.write(encode({"kind": "worker_lost", "rank": 0, "t": 9.0}))
+    second = stream.next()
+    assert int(second["id"]) > int(first["id"])
+    shutil.rmtree(root / run.id)
+    assert stream.next()["event"] == "removed"
+    stream.close()
+
+
+def test_a_stream_goes_on_where_it_was(serving: Serving, root: Path):
+    run = make_run(root, "fish", status="running")
+    served = serving.start(root)
+    path = f"/runs/runs/{run.id}/events"
+    stream = Stream(served, path)
+    first = stream.next()
+    stream.close()
+    again = Stream(served, path, last=first["id"])
+    segment = max((root / run.id / "events").iterdir())
+    with segment.open("ab") as file:
+        file.write(encode({"kind": "worker_lost", "rank": 0, "t": 9.0}))
+    assert int(again.next()["id"]) > int(first["id"])
+    again.close()
+
+
+@pytest.mark.parametrize("count", [8])
+def test_the_server_ends_with_open_streams(count: int, root: Path):
+    run = make_run(root, "fish")
+    serving = Serving()
+    served = serving.start(root)
+    streams = [Stream(served, f"/runs/runs/{run.id}/events") for _ in range(count)]
+    for stream in streams:
+        stream.next()
+    serving.close()
+    for stream in streams:
+        stream.close()
