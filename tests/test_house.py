@@ -158,6 +158,7 @@ JOINED_BY_HAND = {
     "runs/outlines.py": "a checksum",
     "runs/store.py": "names in this file, and numbers",
     "training/remote_fit.py": "names in clusters/remote_jobs.py",
+    "ui/app.py": "names in ui/site.py",
 }
 """Files that join names to folders, and where the names come from."""
 

@@ -101,6 +101,20 @@ def test_a_keystroke_filters(page: Any, root: Path, served: Served):
     assert page.url.endswith("q=eel")
 
 
+def test_rows_of_running_runs_change_in_place(page: Any, root: Path, served: Served):
+    with begin(root) as run:
+        page.goto(f"{served.url}/")
+        row = page.locator("#runs tbody tr")
+        expect(row).to_contain_text("running")
+        page.get_by_label(re.compile("^Choose")).check()
+        run.event("epoch_ended", epoch=0, samples=640, metrics={"loss": 0.5})
+        expect(row).to_contain_text("50 %")
+        expect(row).to_contain_text("loss 0.5")
+        run.finish("failed")
+        expect(row).to_contain_text("failed")
+        expect(page.get_by_label(re.compile("^Choose"))).to_be_checked()
+
+
 def begin(root: Path, name: str = "live") -> StoredRun:
     run = create(str(root), name)
     run.event("run_started", strategy="adag", workers=2, rows=640, epochs=2)

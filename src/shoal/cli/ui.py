@@ -55,7 +55,7 @@ def show_page(  # noqa: PLR0913
 ) -> None:  # fmt: skip
     """Shows all runs in a web page on this machine, until Ctrl-C.
 
-    It prints a link with a token: whoever has it can stop and remove runs.
+    It prints a link with a token: anybody who has it can stop and remove runs.
     """
     if any(find_spec(name) is None for name in NEEDED):
         raise ConfigError(

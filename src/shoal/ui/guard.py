@@ -1,8 +1,8 @@
 """The one layer around the page: who may read it, and who may change something.
 
-Whoever may press the buttons runs programs as this user. Every request passes `Guard`,
-those for static files and those that end in an error included. It decides in this
-order: the host, the token, where a change comes from; then it adds headers.
+A user of the buttons acts as the user who started the server. Every request passes
+`Guard`, those for static files and those that end in an error included. It decides in
+this order: the host, the token, where a change comes from; then it adds headers.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class Settings:
             is_encrypted or self.is_insecure
         ):
             raise ConfigError(
-                f"host={self.host!r} is reached from other machines, and whoever reads "
-                "the token on the way can run programs as this user. Expected "
+                f"host={self.host!r} is reached from other machines, and anybody who "
+                "reads the token on the way can stop and remove runs. Expected "
                 "--tls-cert and --tls-key. Leave --host out and use ssh -L, or give "
                 "--insecure where nobody else is on the network."
             )

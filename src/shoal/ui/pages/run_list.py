@@ -6,16 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from shoal.errors import ShoalError
 from shoal.runs.catalogue import read_outlines
+from shoal.runs.outlines import read_outline
 from shoal.runs.summary import RunSummary
 from shoal.ui.site import Site
 
 MOST_ROWS = 1000
 """Rows of a page."""
+MOST_WATCHED = 20
+"""Running runs whose rows change in place."""
 
 
 @final
@@ -109,9 +113,26 @@ def chosen(rows: list[Row], words: str, state: str, order: str) -> list[Row]:
     return found
 
 
+def _row_of(site: Site, name: str) -> Row | None:
+    """Reads one row again; None if its run is gone."""
+    root, _, run = name.partition("/")
+    try:
+        outline = read_outline(site.find(root, run))
+    except HTTPException:
+        return None
+    except ShoalError as error:
+        outline = RunSummary(id=run, status="damaged", damage=str(error))
+    return Row(root=root, run=outline)
+
+
 def show_runs(site: Site, request: Request) -> Response:
-    """The page with all runs."""
+    """The page with all runs, or with `part=rows` only those rows that it names."""
     query = request.query_params
+    if query.get("part") == "rows":
+        named = query.getlist("run")[:MOST_WATCHED]
+        rows = [row for name in named if (row := _row_of(site, name)) is not None]
+        several = len(site.roots) > 1
+        return site.render("run_rows.html", rows=rows, has_several=several)
     words, state = query.get("q", "")[:200], query.get("state", "")
     state = state if state in STATES else ""
     order = query.get("order", "-started")

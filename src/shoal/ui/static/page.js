@@ -27,7 +27,7 @@ function localTimes(within) {
     const date = new Date(time.dateTime);
     if (Number.isNaN(date.getTime())) continue;
     time.title = date.toLocaleString(undefined, { dateStyle: "full", timeStyle: "long" });
-    if (time.closest("#runs")) {
+    if (time.closest("tr[data-run]")) {
       time.textContent = date.toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
     }
   }
@@ -53,6 +53,37 @@ if (filter && rows.length) {
     history.replaceState(null, "", address);
   });
 }
+
+// The list: rows of running runs are read again, and change where they are.
+const table = document.getElementById("runs");
+
+async function readRows() {
+  const running = [...table.querySelectorAll('tr[data-state="running"]')].slice(0, 20);
+  if (!running.length) return;
+  if (!document.hidden) {
+    const address = new URL(table.dataset.rows, location.href);
+    for (const row of running) address.searchParams.append("run", row.dataset.run);
+    try {
+      const answer = await fetch(address);
+      const text = `<table><tbody>${await answer.text()}</tbody></table>`;
+      const fresh = new DOMParser().parseFromString(text, "text/html");
+      if (answer.ok) running.forEach((row) => changeRow(row, fresh));
+    } catch { /* the next look may be answered */ }
+  }
+  setTimeout(readRows, 3000);
+}
+
+function changeRow(row, fresh) {
+  const found = [...fresh.querySelectorAll("tr")].find((one) => one.dataset.run === row.dataset.run);
+  if (!found) { row.remove(); return; }
+  localTimes(found);
+  row.dataset.state = found.dataset.state;
+  [...row.cells].forEach((cell, at) => {
+    const other = found.cells[at];
+    if (at > 1 && cell.innerHTML !== other.innerHTML) cell.replaceChildren(...other.childNodes);
+  });
+}
+if (table) setTimeout(readRows, 3000);
 
 // A run: one stream tells that something has changed; the parts that differ are replaced.
 const live = document.getElementById("live");
