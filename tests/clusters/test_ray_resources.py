@@ -243,7 +243,7 @@ def test_a_run_that_stops_waiting_frees_its_reservation(
     monkeypatch.setenv("PYTHONBREAKPOINT", "")  # set by ray.init as well
     ray.init(address=ray_node.address, log_to_driver=False, logging_level="ERROR")
     try:
-        group = importlib.import_module("shoal.launchers.ray_bundles").Group
+        group = importlib.import_module("shoal.launchers.ray_bundles").PlacementGroup
 
         def leave(*_: Any) -> bool:
             raise KeyboardInterrupt

@@ -313,7 +313,7 @@ class Ray(Cluster):
     def _set_aside(self, room: Any, asked: ResourceRequest) -> Any:
         """Waits for the maximum, and takes the available part after the limit."""
         launching: Any = import_module("shoal.launchers.ray_bundles")
-        group = launching.Group(room, asked.most)
+        group = launching.PlacementGroup(room, asked.most)
         try:
             if group.wait(CALL_S):
                 return group
@@ -325,7 +325,7 @@ class Ray(Cluster):
                 while count >= asked.least:
                     # No resource is being freed or started any more: bundles that fit,
                     # fit at once.
-                    group = launching.Group(room, count)
+                    group = launching.PlacementGroup(room, count)
                     if group.wait(CALL_S):
                         return group
                     group.close()
