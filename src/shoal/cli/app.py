@@ -19,6 +19,7 @@ from shoal.cli import (
     jobs,
     launch,
     runs,
+    spark,
     strategies,
     tensorboard,
     ui,
@@ -48,6 +49,7 @@ app.command("attach", no_args_is_help=True)(jobs.attach)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(runs.app, name="runs")
+app.add_typer(spark.app, name="spark")
 
 
 def _show_version(is_asked: bool) -> None:

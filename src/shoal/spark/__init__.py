@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shoal.spark.history import (
         history_executors_average as history_executors_average,
     )
+    from shoal.spark.job import Job as Job
     from shoal.spark.keras_models import (
         deserialize_keras_model as deserialize_keras_model,
     )
@@ -84,6 +85,7 @@ __all__ = [
     "DynSGD",
     "Emperor",
     "EnsembleTrainer",
+    "Job",
     "KerasEstimator",
     "KerasModel",
     "LabelIndexTransformer",
@@ -115,6 +117,7 @@ _PLACES = {
     "DenseTransformer": "transformers",
     "DistributedTrainer": "trainer",
     "Emperor": "emperor",
+    "Job": "job",
     "KerasEstimator": "estimator",
     "KerasModel": "model",
     "LabelIndexTransformer": "transformers",
