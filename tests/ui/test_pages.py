@@ -77,12 +77,18 @@ def test_every_link_of_every_page_leads_somewhere(serving: Serving, root: Path):
 
 def test_a_run_shows_what_happened(serving: Serving, root: Path):
     run = make_run(root, "fish", status="failed")
+    run.write_plan({"strategy": SCRIPT})
     served = serving.start(root)
+    page = f"/runs/runs/{run.id}"
     for query in ("", "?x=seconds", "?x=epoch&scale=log", "?x=<&part=live"):
         text = served.ask(f"/runs/runs/{run.id}{query}").text
         assert "worker 1 lost: killed by SIGKILL" in text
         assert text.count("<svg") == 1
         assert "1,280 of 1,280 samples" in text
+    assert "&#34;strategy&#34;: &#34;&lt;script&gt;" in served.ask(page).text
+    assert f"shoal runs resume {run.url}" in served.ask(page).text
+    asked = served.post("/choose", {"run": f"runs/{run.id}", "do": "remove"})
+    assert run.id in asked.text
 
 
 def test_points_are_those_of_the_events(serving: Serving, root: Path):

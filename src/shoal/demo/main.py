@@ -77,6 +77,9 @@ def run_demo(
         if result.run:
             text = f"Run of {result.who}: {result.run}"
             console.print(text, soft_wrap=True, markup=False)
+    where = f" --root {root}" if root else ""
+    page = f"All of them in a browser: shoal ui{where}"
+    console.print(page, soft_wrap=True, markup=False)
     return results
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import time
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from shoal.errors import ShoalError
+from shoal.runs.catalogue import read_plan
 from shoal.runs.folder import Folder
 from shoal.runs.logs import log_name, page_before, ranks_with_logs, search
 from shoal.runs.logs import page as log_page
@@ -36,6 +38,8 @@ LOOK_S, REST_S = 0.2, 5.0
 MOST_SHARE = 20
 """Changes of a run are this many times as far apart as its page takes."""
 MOST_FOUND = 500
+MOST_PLAN = 100_000
+"""Characters of a plan that are shown."""
 MOST_FAINT = 16
 """Workers whose own losses are drawn."""
 
@@ -70,6 +74,7 @@ def show_run(site: Site, request: Request) -> Response:
         logs=_ranks(folder),
         files=_files(folder),
         left=_time_left(view),
+        plan=_plan(folder),
     )
     view.cost_s = time.perf_counter() - began
     return page
@@ -159,6 +164,14 @@ def _time_left(view: RunView) -> float | None:
     if run.status != "running" or not speed or left <= 0:
         return None
     return left / speed
+
+
+def _plan(folder: Folder) -> str:
+    """Returns the plan of a run as text, "" without one that can be read."""
+    with suppress(ShoalError, OSError):
+        found = read_plan(folder)
+        return json.dumps(found, indent=2)[:MOST_PLAN] if found else ""
+    return ""
 
 
 def _ranks(folder: Folder) -> list[int]:
