@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -16,12 +15,13 @@ from shoal.clusters.jobs import Jobs
 from shoal.clusters.remote_jobs import DONE, RUNNING
 from shoal.errors import ClusterError, ConfigError
 from shoal.host.temporary import keras_saving, temporary_folder
-from shoal.paths import unpack
+from shoal.paths import one_inside, unpack
 from shoal.plan import environment
 from shoal.plan.request import require_whole
 from shoal.runs.claim import slug
 from shoal.spark.job_script import HISTORY, MODEL, RESULT, SECRET, SPEC, TEXT
 from shoal.spark.trainer import Trainer
+from shoal.terminal import Lines, say_output
 from shoal.training.remote_fit import Sent
 
 GRACE_S = 10.0
@@ -88,7 +88,7 @@ class Job:
             jobs = Jobs(ClusterStore(environment().clusters).get(jobs))
         with tempfile.TemporaryDirectory(dir=temporary_folder()) as name:
             folder = Path(name)
-            script = folder / f"{slug(self._spec['job_name'])}.py"
+            script = one_inside(folder, f"{slug(self._spec['job_name'])}.py")
             script.write_text(TEXT)
             (folder / SECRET).write_text(self._secret)
             (folder / SPEC).write_text(json.dumps(self._spec))
@@ -105,11 +105,15 @@ class Job:
             ClusterError: It failed, or the head cannot be reached.
         """
         jobs, job = self._there()
+        lines = Lines()
 
         def show(data: bytes) -> None:
-            sys.stdout.write(data.decode(errors="replace"))
+            for piece in lines.feed(data):
+                say_output(piece.text, end="\n" if piece.is_end else "")
 
         ended = Sent(jobs=jobs, id=job).follow(show)
+        for piece in lines.end():
+            say_output(piece.text)
         if ended.state != DONE:
             raise ClusterError(
                 f"job {job}: {ended.state}. Expected it to end well. See its output: "
@@ -131,7 +135,7 @@ class Job:
 
         with self._fetched() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an optimizer that was not used
-            return keras.saving.load_model(Path(folder, RESULT, MODEL))
+            return keras.saving.load_model(Path(folder) / RESULT / MODEL)
 
     def get_history(self) -> dict[str, list[float]]:
         """Returns metric -> value of each epoch.
@@ -140,7 +144,7 @@ class Job:
             ClusterError: There is none, or it cannot be fetched.
         """
         with self._fetched() as folder:
-            return json.loads(Path(folder, RESULT, HISTORY).read_text())
+            return json.loads((Path(folder) / RESULT / HISTORY).read_text())
 
     def cancel(self) -> None:
         """Ends all processes of the job; may be repeated."""

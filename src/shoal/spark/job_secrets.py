@@ -18,6 +18,7 @@ from typing import cast
 
 from shoal.errors import ConfigError
 from shoal.host.private import make_private
+from shoal.paths import one_inside
 from shoal.plan import environment
 
 FILE = "secrets.json"
@@ -46,7 +47,7 @@ def add_secret(path: Path, identity: str) -> str:
     secret = secrets.token_urlsafe(32)
     known[identity] = _digest(secret)
     make_private(path.parent)
-    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    new = one_inside(path.parent, f"{path.name}.{secrets.token_hex(4)}")
     with open(new, "x", opener=_private) as file:
         json.dump(known, file, indent=1)
     new.replace(path)
@@ -78,7 +79,7 @@ def one_job(path: Path, identity: str) -> Generator[None]:
     Raises:
         ConfigError: Another one runs.
     """
-    lock = path.with_name(f"job-{_digest(identity)[:16]}.lock")
+    lock = one_inside(path.parent, f"job-{_digest(identity)[:16]}.lock")
     with open(lock, "a", opener=_private) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
