@@ -260,7 +260,7 @@ plt.show()
 
 # %%
 improvement = time_spent["single_trainer"] / time_spent["async_easgd_trainer"] * 100.0
-print(f"Asynchronous EASGD takes the time of one worker divided by {improvement:.1f} %")
+print(f"Improvement by asynchronous EASGD: {improvement:.1f} %")  # was: backquotes
 print(results)
 print(time_spent)
 

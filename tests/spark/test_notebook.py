@@ -1,4 +1,4 @@
-"""The notebook of 2016 on real events, and its script on a few of them."""
+"""The notebook of 2016 on real events, and its frames with a session of Spark 2."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ pytestmark = [
 
 HIGGS = Path(__file__).parents[2] / "examples" / "higgs_spark.py"
 EVENTS = "atlas_higgs_22889.csv.gz"
-TRAINERS = (
-    "single_trainer", "easgd_trainer", "async_easgd_trainer", "async_eamsgd_trainer",
-    "downpour_trainer",
-)  # fmt: skip
+TRAINERS = 5
 
 
 def variables(folder: Path) -> dict[str, str]:
@@ -65,13 +62,13 @@ def test_the_notebook_runs(
     pictures = [one for one in outputs if "image/png" in one.get("data", {})]
     assert len(pictures) == 2
     scores = [float(score) for score in re.findall(r"F1 \(.*\): (\d\.\d+)", said)]
-    assert len(scores) == len(TRAINERS)
+    assert len(scores) == TRAINERS
     assert min(scores) > 0.6  # 0.52 for background alone
-    assert "Asynchronous EASGD takes the time of one worker divided by" in said
+    assert re.search(r"Improvement by asynchronous EASGD: \d+\.\d %", said)
 
 
 @pytest.mark.timeout(600)
-def test_the_script_runs_with_a_session_of_spark_2(
+def test_frames_are_made_with_a_session_of_spark_2(
     data_file: Any, tmp_path: Path
 ) -> None:
     needs_java()
@@ -79,13 +76,16 @@ def test_the_script_runs_with_a_session_of_spark_2(
         few = "".join(islice(whole, 2001))
     with gzip.open(tmp_path / EVENTS, "wt") as events:
         events.write(few)
-    script = HIGGS.read_text().replace("using_spark_2 = False", "using_spark_2 = True")
-    (tmp_path / "higgs.py").write_text(script)
+    # What follows the frames is the same with either session.
+    script, _, _ = HIGGS.read_text().partition("# %% [markdown]\n# ## Model")
+    script = script.replace("using_spark_2 = False", "using_spark_2 = True")
+    (tmp_path / "higgs.py").write_text(f"{script}sc.stop()\n")
     done = subprocess.run(
         [sys.executable, "higgs.py"], cwd=tmp_path, check=False, text=True,
         env={**variables(tmp_path), "SHOAL_DATA": str(tmp_path)},
         capture_output=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    for name in TRAINERS:
-        assert f"'{name}': " in done.stdout
+    found = re.search(r"([\d,]+) events to train on, (\d+) to test with", done.stdout)
+    assert found
+    assert int(found[1].replace(",", "")) + int(found[2]) == 2000

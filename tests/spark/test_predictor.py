@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from pyspark.ml import PipelineModel
 
 from shoal.errors import ConfigError, DataError
 from shoal.runs.summary import RunSummary
@@ -73,12 +74,18 @@ def test_several_inputs_and_outputs(frame: Any) -> None:
         assert row.p_b[0] == pytest.approx(2 * row.first, rel=1e-6)
 
 
-def test_params_of_spark(frame: Any) -> None:
-    predictor = ModelPredictor(make_model(), output_col="p")
+def test_params_of_spark(frame: Any, tmp_path: Path) -> None:
+    model = make_model()
+    predictor = ModelPredictor(model, output_col="p")
     assert "batchSize: rows of a step (current: 256)" in predictor.explainParams()
     made = predictor.transform(frame, {predictor.outputCol: "other"})
     assert made.columns[-1] == "other"
     assert predictor.transform(frame).columns[-1] == "p"
+    PipelineModel([predictor]).write().overwrite().save(f"{tmp_path}/saved")
+    loaded: Any = PipelineModel.load(f"{tmp_path}/saved").stages[0]
+    assert loaded.transform(frame).columns[-1] == "p"
+    x, _ = data(3)
+    np.testing.assert_array_equal(loaded.keras_model(x), model(x))
 
 
 def test_what_is_refused(frame: Any, spark: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any, final
 
 from pyspark.ml import Transformer
 from pyspark.ml.param import Param, Params
+from pyspark.ml.util import MLReadable, MLWritable
 
 from shoal.data.files.selection import Names
 from shoal.plan.request import require_whole
@@ -15,16 +16,18 @@ from shoal.spark.predicting import (
     output_columns,
     send_model,
 )
+from shoal.spark.saving import KerasReader, KerasWriter
 from shoal.spark.sent_model import SentModel
 from shoal.spark.to_df import with_to_df
 
 
 @final
-class ModelPredictor(Transformer):
+class ModelPredictor(Transformer, MLReadable[Any], MLWritable):
     """Adds the predictions of a Keras model to DataFrames and streams, as vectors.
 
     `predict` and `transform` are the same. The model goes to executors once a
-    predictor, and again only where its weights have changed.
+    predictor, and again only where its weights have changed. A saved predictor has the
+    model as a plain `model.keras`.
 
     Args:
         keras_model: A built model.
@@ -68,6 +71,15 @@ class ModelPredictor(Transformer):
     def predict(self, dataset: Any) -> Any:
         """Returns the frame with predictions."""
         return self.transform(dataset)
+
+    def write(self) -> KerasWriter:
+        """Returns what saves it, on any file system of Hadoop."""
+        return KerasWriter(self, self.keras_model)
+
+    @classmethod
+    def read(cls) -> KerasReader:
+        """Returns what loads it."""
+        return KerasReader(cls, lambda model, metadata: cls(model))
 
     def _transform(self, dataset: Any) -> Any:
         names = output_columns(self.keras_model, self.getOrDefault(self.outputCol))
