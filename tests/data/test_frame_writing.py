@@ -13,8 +13,9 @@ import pytest
 from shoal.data.files import open_files
 from shoal.data.files.format import Part
 from shoal.data.files.store import FileEntry
-from shoal.data.frame_writing import Written, write_part
+from shoal.data.frame_writing import Written, pack_part, write_part
 from shoal.data.frames import portions_of
+from shoal.errors import DataError
 
 X = np.arange(6000, dtype="f4").reshape(2000, 3)
 Y = np.arange(2000)
@@ -140,3 +141,59 @@ def test_chunks_are_small_parts_of_a_share(
     found = portions_of(parts, workers, row_bytes)
     assert [portion.rows for portion in found] == expected
     assert [part for portion in found for part in portion.parts] == parts
+
+
+def test_rows_for_the_driver_are_the_same_file_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.data.frame_writing.PIECE_BYTES", 1)
+    monkeypatch.setattr("shoal.data.frame_writing.PART_BYTES", 1)
+    *pieces, (end, text) = pack_part(batches(), partition=3)
+    assert len(pieces) == 2
+    assert {told for _, told in pieces} == {""}
+    told = Written.from_text(text)
+    assert (told.rows, told.partition, told.shapes["x"]) == ((1024, 976), 3, (3,))
+    (tmp_path / "a.arrow").write_bytes(b"".join(p for p, _ in pieces) + end)
+    x, _ = open_files(tmp_path, features="x", label="y").take(slice(None))
+    np.testing.assert_array_equal(x, X)
+
+
+def test_rows_that_cannot_be_used_are_told_to_the_driver() -> None:
+    ragged = pa.array([[1.0], [1.0, 2.0]], pa.list_(pa.float32()))
+    [(piece, text)] = pack_part([pa.RecordBatch.from_pydict({"x": ragged})])
+    assert piece == b""
+    assert "rows of shapes (1,) and (2,)" in Written.from_text(text).error
+
+
+def test_no_rows_are_told_as_none() -> None:
+    [(piece, text)] = pack_part([])
+    assert (piece, Written.from_text(text).rows) == (b"", ())
+
+
+# ------------------------------------------------------------ sizes of wide vectors
+
+
+def test_the_width_of_vectors_is_known_from_their_column() -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql.types import FloatType, StructField
+
+    from shoal.data.spark_writing import width_of
+
+    counted = {"ml_attr": {"num_attrs": 20000}}
+    listed = {"ml_attr": {"attrs": {"numeric": [{"idx": 0}, {"idx": 1}]}}}
+    kind = VectorUDT()
+    assert width_of(StructField("x", kind, metadata=counted)) == 20000
+    assert width_of(StructField("x", kind, metadata=listed)) == 2
+    assert width_of(StructField("x", kind)) == 0
+    assert width_of(StructField("x", FloatType(), metadata=counted)) == 0
+
+
+def test_rows_without_room_are_refused() -> None:
+    pytest.importorskip("pyspark")
+    from shoal.data.spark_writing import refuse_size
+
+    refuse_size("rows", 10, 10)
+    refuse_size("rows", 10, None)
+    with pytest.raises(DataError, match=r"take 80\.0 GB, and 1\.0 GB are free"):
+        refuse_size("1,000,000 rows", 80 * 10**9, 10**9)

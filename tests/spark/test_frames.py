@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,71 @@ def test_a_store_is_used_and_emptied(frame: Any, tmp_path: Path) -> None:
         workers=1, run=False, verbose=0, cluster=Spark(store=str(tmp_path)),
         callbacks=[Look()],
     )  # fmt: skip
-    assert set(seen[0]) == {".arrow"}
+    assert set(seen[0]) == {".arrow", ".json"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_pass_through_the_driver_where_no_store_is_shared(
+    frame: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[int] = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            names = [thread.name for thread in threading.enumerate()]
+            served.append(names.count("shoal-frame-server"))
+
+    history = shoal.fit(
+        make_model(), frame, features="features", label="label", batch_size=16,
+        epochs=2, strategy="aeasgd", workers=2, run=False, verbose=2,
+        cluster=Spark(store="driver"), callbacks=[Look()],
+    )  # fmt: skip
+    assert history.run.summary().samples_committed == 1280
+    assert served[-1] >= 2  # one waits for callers, another serves a worker
+    assert "DataFrame: 640 rows in " in capsys.readouterr().out
+
+
+def test_a_frame_that_changes_is_trained_as_it_was_written(spark: Any) -> None:
+    rows = spark.range(2000).selectExpr("float(id) as x", "id as y")
+    source = source_of(rows.filter("rand() < 0.5"), ["x"], "y")
+    count = len(source)
+    x, y = taken(source)
+    assert 800 < count == len(y) == len(set(y)) < 1200
+    np.testing.assert_array_equal(x[:, 0], y)
+
+
+def test_two_threads_have_a_cached_frame_written_once(spark: Any) -> None:
+    kept = spark.range(2000).selectExpr("float(id) as x", "id as y").cache()
+
+    def rows(_: int) -> Any:
+        return taken(source_of(kept, ["x"], "y"))[1]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(rows, range(2)))
+    for one in found:
+        np.testing.assert_array_equal(np.sort(one), np.arange(2000))
+    assert len(list(Path(tempfile.gettempdir()).glob("shoal-frame-*"))) == 1
+    kept.unpersist()
+    from shoal.data.kept_frames import drop_released
+
+    drop_released()
+
+
+def test_the_size_of_wide_vectors_is_refused_before_they_are_written(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.ml.feature import HashingTF
+
+    monkeypatch.setattr("shoal.data.spark_writing.free_bytes", lambda store: 10**6)
+    words = spark.createDataFrame(
+        [(["a"], 1), (["b"], 0)], "words array<string>, y int"
+    )
+    hashing: Any = HashingTF
+    wide = hashing(numFeatures=200_000, inputCol="words", outputCol="x").transform(
+        words
+    )
+    with pytest.raises(DataError, match=r"2 rows with vectors 'x' of 200,000 numbers"):
+        source_of(wide, "x", "y")
 
 
 def test_the_plan_is_read_once(frame: Any, spark: Any) -> None:

@@ -16,7 +16,7 @@ from shoal.clusters import Spark
 from shoal.clusters.spark import address
 from shoal.data.located import FileArguments
 from shoal.data.reading import Reading
-from shoal.errors import ConfigError
+from shoal.errors import ShoalWarning
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from tests.habits.cases import data, make_model
@@ -145,7 +145,7 @@ def test_rows_of_failed_attempts_are_counted_by_nobody(
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
-def test_a_frame_needs_a_store_that_all_machines_see(
+def test_a_frame_goes_to_a_store_or_through_the_driver(
     spark: Any, tmp_path: Path
 ) -> None:
     frame = spark.range(320).selectExpr("array(float(id), 1f) as x", "id % 2 as y")
@@ -155,8 +155,9 @@ def test_a_frame_needs_a_store_that_all_machines_see(
         "features": "x", "label": "y", "batch_size": 16, "workers": 2, "verbose": 0,
         "strategy": "aeasgd", "run": False,
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"Spark\(store="):
-        shoal.fit(model, frame, cluster="spark", **asked)
+    with pytest.warns(ShoalWarning, match="pass through the driver"):
+        history = shoal.fit(model, frame, cluster="spark", **asked)
+    assert history.run.summary().samples_committed == 320
     stored = Spark(store=str(tmp_path))
     history = shoal.fit(model, frame, cluster=stored, **asked)
     assert history.run.summary().samples_committed == 320

@@ -83,6 +83,11 @@ class Cluster(ABC):
         return None
 
     @property
+    def port_here(self) -> int:
+        """Returns the first port at which this process listens for workers; 0: any."""
+        return 0
+
+    @property
     def is_here(self) -> bool:
         """Whether all workers are on this machine, and see its files."""
         return False

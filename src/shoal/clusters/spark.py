@@ -56,7 +56,8 @@ class Spark(Cluster):
         variables: Name -> value, for the environment of workers.
         store: Folder or URL, such as "s3://bucket/prefix", that executors and workers
             see: rows of a DataFrame go there for the time of a run. Default None: a
-            temporary folder, if all executors are on this machine.
+            temporary folder, if all executors are on this machine; else "driver": rows
+            pass through the driver to its disk, and workers read them from there.
         cpus: Cores of each worker. Default None: `spark.task.cpus`. Others, and more
             `threads`, are a resource profile, which `local[N]` does not have.
         gpus: GPUs of each worker, 0 for none. Default None:
@@ -101,6 +102,11 @@ class Spark(Cluster):
     def shared_folder(self) -> str | None:
         """Returns the store."""
         return self.store
+
+    @property
+    def port_here(self) -> int:
+        """Returns the port."""
+        return self.port or 0
 
     @property
     def is_here(self) -> bool:

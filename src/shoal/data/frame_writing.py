@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
@@ -24,6 +24,9 @@ from shoal.errors import DataError
 PART_BYTES = 1 << 17
 """Size up to which rows are written as one record batch."""
 LEAST_ROWS = 1024
+PIECE_BYTES = 4 << 20
+"""Size of the pieces in which rows go to the driver."""
+BYTES = "bytes"
 TOLD = "told"
 """The column that says what a task has written."""
 
@@ -76,16 +79,57 @@ class Written:
 
 @final
 @dataclass(frozen=True)
+class Amount:
+    """What was written so far.
+
+    Args:
+        files: Number of files.
+        rows: Number of rows.
+        size_bytes: Bytes of the files.
+    """
+
+    files: int = 0
+    rows: int = 0
+    size_bytes: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            self.files + other.files,
+            self.rows + other.rows,
+            self.size_bytes + other.size_bytes,
+        )
+
+    def shown(self, seconds: float) -> str:
+        """Returns it in words.
+
+        Args:
+            seconds: Seconds since the beginning.
+
+        Example:
+            >>> Amount(3, 12000, 4_600_000).shown(2.5)
+            'DataFrame: 12,000 rows in 3 files written, 4.6 MB, 2 s'
+        """
+        size = self.size_bytes / 1e6
+        return (
+            f"DataFrame: {self.rows:,} rows in {self.files:,} files written, "
+            f"{size:,.1f} MB, {seconds:.0f} s"
+        )
+
+
+@final
+@dataclass(frozen=True)
 class Writer:
     """Function of a task, for `DataFrame.mapInArrow`.
 
     Args:
         folder: URL of the folder that all files go to.
         names: Names of the columns in the files.
+        note: Told of what each task has written.
     """
 
     folder: str
     names: tuple[str, ...]
+    note: Callable[[Amount], object]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Writes the rows of a partition; yields what was written."""
@@ -99,7 +143,104 @@ class Writer:
             for batch in batches
         )
         told = write_part(named, f"{self.folder}/{name}", partition)
+        self.note(Amount(int(bool(told.url)), sum(told.rows), told.size_bytes))
         yield pa.RecordBatch.from_pydict({TOLD: [told.to_text()]})
+
+
+@final
+@dataclass(frozen=True)
+class Packer:
+    """Function of a task whose rows go to the driver, for `DataFrame.mapInArrow`.
+
+    It yields the bytes of a file, piece by piece, and then what the file has.
+
+    Args:
+        names: Names of the columns in the file.
+    """
+
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the bytes of a partition, and what they are."""
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        named = (
+            pa.RecordBatch.from_arrays(batch.columns, names=list(self.names))
+            for batch in batches
+        )
+        for piece, told in pack_part(named, context.partitionId()):
+            yield pa.RecordBatch.from_pydict(
+                {TOLD: [told], BYTES: pa.array([piece], pa.binary())}
+            )
+
+
+def pack_part(
+    batches: Iterable[pa.RecordBatch], partition: int = 0
+) -> Iterator[tuple[bytes, str]]:
+    """Yields the bytes of an Arrow file in pieces, and in the end what was written.
+
+    Args:
+        batches: Rows of a partition, as Spark gives them.
+        partition: Number of the partition.
+    """
+    host, sink = socket.gethostname(), _Sink()
+    rows: list[int] = []
+    strange: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    writer: Any = None
+    try:
+        for batch in _groups(_dense(batches, partition, shapes, strange)):
+            if writer is None:
+                writer = pa.ipc.new_file(pa.PythonFile(sink, mode="w"), batch.schema)
+            writer.write_batch(batch)
+            rows.append(batch.num_rows)
+            if sink.size >= PIECE_BYTES:
+                yield sink.take(), ""
+        if writer is not None:
+            writer.close()
+    except DataError as error:
+        told = Written(error=str(error), host=host, partition=partition)
+        yield b"", told.to_text()
+        return
+    told = Written(
+        rows=tuple(rows), shapes=shapes, host=host, partition=partition,
+        strange={name: count for name, count in strange.items() if count},
+    )  # fmt: skip
+    yield sink.take(), told.to_text()
+
+
+@final
+class _Sink:
+    """A file in memory whose bytes are taken out while it grows."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.size = self._place = 0
+
+    def write(self, data: Any) -> int:
+        """Appends bytes."""
+        part = bytes(data)
+        self._parts.append(part)
+        self.size, self._place = self.size + len(part), self._place + len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        """Returns the bytes that were ever written."""
+        return self._place
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing: the rest is taken afterwards."""
+
+    def take(self) -> bytes:
+        """Returns the bytes since the last time."""
+        found, self._parts, self.size = b"".join(self._parts), [], 0
+        return found
 
 
 def write_part(

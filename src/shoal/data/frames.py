@@ -34,11 +34,13 @@ class FrameFolder:
 
     Args:
         remove: Removes it; called once, in this process.
-        stays: Whether the files of a run that was broken off are left there.
+        leave: Leaves the files of a run that was broken off there; None if they go.
     """
 
-    def __init__(self, remove: Callable[[], object], *, stays: bool) -> None:
-        self._stays = stays
+    def __init__(
+        self, remove: Callable[[], object], leave: Callable[[], object] | None = None
+    ) -> None:
+        self._leave = leave
         self._remove: weakref.finalize[Any, Any] = weakref.finalize(
             self, _in_process, os.getpid(), remove
         )
@@ -49,8 +51,8 @@ class FrameFolder:
 
     def leave(self) -> None:
         """Leaves the files of a run that was broken off, if they may stay."""
-        if self._stays:
-            self._remove.detach()
+        if self._leave is not None and self._remove.detach() is not None:
+            self._leave()
 
 
 @final

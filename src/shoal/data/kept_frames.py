@@ -8,7 +8,7 @@ This file decides how long a copy lives: one that a plan has had written, until 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
@@ -30,12 +30,14 @@ class FrameCopy:
         folder: Folder of the files.
         is_far: Whether workers on other machines see them.
         notes: Sentences that the user should read.
+        options: Options of the store of the files.
     """
 
     told: tuple[Written, ...]
     folder: FrameFolder
     is_far: bool
     notes: tuple[str, ...] = ()
+    options: Mapping[str, Any] | None = None
 
 
 @final

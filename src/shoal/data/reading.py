@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 from shoal.data.arrays import FIT
 from shoal.data.batches import STEPS
 from shoal.data.draws import SEED
 from shoal.errors import ConfigError
+
+Tell: TypeAlias = Callable[[str, bool], None]
+"""Shows a line; whether it is the last one, which stays."""
 
 
 @final
@@ -27,6 +31,8 @@ class Reading:
         is_training: Whether `fit` reads it.
         is_plan: Whether the data is only used for a plan.
         store: Folder or URL that all workers see, for rows that are written first.
+        port: Port at which this process listens for workers, or the next free one.
+        progress: Told of rows that are written first; None shows nothing.
         is_away: Whether workers may be on other machines.
         shuffle: Whether batches may come in another order.
         where: Origin of the data, for messages.
@@ -50,6 +56,8 @@ class Reading:
     is_plan: bool = False
     store: str | None = None
     is_away: bool = False
+    port: int = 0
+    progress: Tell | None = None
     shuffle: bool = False
     where: str = FIT
     steps_name: str = STEPS

@@ -6,12 +6,12 @@ go, and what is believed: only files that tasks which ended well have named.
 
 from __future__ import annotations
 
-import secrets
+import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pyspark import InheritableThread
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import VectorUDT
 from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
@@ -25,20 +25,21 @@ from shoal.data.files.reader import ColumnReader, sample_of
 from shoal.data.files.selection import Selection, select
 from shoal.data.files.source import FilePortion, FileSource, head_of, row_bytes
 from shoal.data.files.store import FileEntry, Store
-from shoal.data.frame_writing import TOLD, Writer, Written
+from shoal.data.frame_server import FrameServer
+from shoal.data.frame_stores import StoreFolder
+from shoal.data.frame_writing import Written
 from shoal.data.frames import FrameFolder, FrameSource, portions_of
 from shoal.data.kept_frames import FrameCopy, copy_of, shares_of
 from shoal.data.located import FileArguments
 from shoal.data.reading import Reading
 from shoal.data.sources import default_floatx
+from shoal.data.spark_writing import WritingTask
 from shoal.errors import ConfigError, DataError
 from shoal.host.scratch import Scratch, planned_scratch
-from shoal.interruption import check
-from shoal.jvm_errors import cause
 
 WHERE = "the DataFrame"
-LOOK_S = 0.05  # between checks for Ctrl-C
-END_S = 10.0  # for Spark to end a cancelled job
+DRIVER = "driver"
+"""The `store` of rows that are kept on the disk of the driver."""
 ONE_MACHINE = ("local", "local[", "local-cluster[")
 WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType)
 FLOATS = (T.FloatType, T.DoubleType, T.DecimalType)
@@ -76,7 +77,7 @@ def open_frame(
         frame, asked, partial(_write, frame, chosen, reading), is_plan=reading.is_plan
     )
     try:
-        files = _files(copy.told, frame, chosen, shares_of(frame, reading.workers))
+        files = _files(copy, frame, chosen, shares_of(frame, reading.workers))
     except BaseException:
         if not is_kept:
             copy.folder.close()
@@ -118,98 +119,90 @@ def _checked(
 
 
 def _write(frame: DataFrame, chosen: Selection, reading: Reading) -> FrameCopy:
-    """Has executors write the chosen columns.
+    """Has executors write the chosen columns, or send them to this machine.
 
     Raises:
         DataError: Rows cannot be used, or files are not seen here.
     """
-    folder, remove, is_far = _folder(frame, reading.store)
+    columns = [column_of(frame.schema, name, chosen) for name in chosen.columns]
+    task = WritingTask(frame, columns, chosen.columns, reading.progress)
+    store, notes = reading.store, list[str]()
+    if store is None and not _is_one_machine(frame):
+        store = DRIVER
+        notes.append(
+            "rows of the DataFrame pass through the driver, one partition after the "
+            "other: no folder is known that all machines see. Pass cluster=shoal."
+            "clusters.Spark(store='s3://bucket/prefix') to have executors write them."
+        )
+    task.check_room(store)
+    if store == DRIVER:
+        copy = _fetch(task, frame, reading)
+    elif store:
+        place = StoreFolder(store)
+        copy = _by_executors(task, place.url, place.remove, place.leave)
+    else:
+        scratch = Scratch(planned_scratch("frame"))
+        copy = _by_executors(task, str(scratch.path / "rows"), scratch.close, None)
+    return replace(copy, notes=(*notes, *_strange(copy.told)))
+
+
+def _by_executors(
+    task: WritingTask,
+    folder: str,
+    remove: Callable[[], object],
+    leave: Callable[[], object] | None,
+) -> FrameCopy:
+    """Has executors write into a folder.
+
+    Args:
+        task: The columns.
+        folder: URL of the folder.
+        remove: Removes it.
+        leave: Leaves it for another process; None if no other one sees it.
+    """
     try:
-        columns = [column_of(frame.schema, name, chosen) for name in chosen.columns]
-        told = _checked_rows(_run(frame, columns, chosen.columns, folder))
+        told = _checked_rows(task.write(folder))
+        for one in told:
+            _check_seen(one)
     except BaseException:
         remove()
         raise
-    owner = FrameFolder(remove, stays=is_far)
-    return FrameCopy(told, owner, is_far=is_far, notes=_strange(told))
+    return FrameCopy(told, FrameFolder(remove, leave), is_far=leave is not None)
 
 
-def _folder(
-    frame: DataFrame, store: str | None
-) -> tuple[str, Callable[[], object], bool]:
-    """Returns the folder of files, what removes it, and whether it is in a store.
-
-    Raises:
-        ConfigError: Executors may be on other machines, and there is no store.
-    """
-    if store:
-        folder = f"{store.rstrip('/')}/shoal-frame-{secrets.token_hex(8)}"
-        return folder, partial(_remove, folder), True
-    master = frame.sparkSession.sparkContext.master or ""
-    if master != "local" and not master.startswith(ONE_MACHINE[1:]):
-        raise ConfigError(
-            f"executors of master {master!r} may be on other machines, and write the "
-            "rows of the DataFrame. Expected a folder that they and the workers see. "
-            "Pass cluster=shoal.clusters.Spark(store='s3://bucket/prefix')."
-        )
+def _fetch(task: WritingTask, frame: DataFrame, reading: Reading) -> FrameCopy:
+    """Fetches the rows, and serves them from this machine's disk."""
+    conf = frame.sparkSession.sparkContext.getConf()
+    host = conf.get("spark.driver.host") or "127.0.0.1"
+    host = "127.0.0.1" if _is_one_machine(frame) else host
+    host = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     scratch = Scratch(planned_scratch("frame"))
-    return str(scratch.path / "rows"), scratch.close, False
-
-
-def _remove(folder: str) -> None:
-    system = Store().filesystem(folder)
-    path = Store().path(folder)
-    if system.exists(path):
-        system.rm(path, recursive=True)
-
-
-def _run(
-    frame: DataFrame, columns: Sequence[Column], names: tuple[str, ...], folder: str
-) -> list[Written]:
-    """Has executors write; returns what successful tasks told, in order.
-
-    Names of columns with dots would be taken apart by `mapInArrow`.
-    """
-    context = frame.sparkSession.sparkContext
-    tag = f"shoal-{secrets.token_hex(8)}"
-    asked = frame.select(*(c.alias(f"c{n}") for n, c in enumerate(columns)))
-    asked = asked.mapInArrow(Writer(folder, names), f"{TOLD} string")  # pyright: ignore
-    rows: list[Any] = []
-    errors: list[Exception] = []
-
-    def collect() -> None:
-        context.addJobTag(tag)
-        try:
-            rows.extend(asked.collect())
-        except Exception as error:
-            errors.append(error)
-
-    # A call to the JVM that Ctrl-C breaks off would leave its answer to the next one.
-    thread = InheritableThread(collect, name="shoal-frame", daemon=True)
-    thread.start()
     try:
-        while thread.is_alive():
-            thread.join(LOOK_S)
-            check()
-    except KeyboardInterrupt:
-        context.cancelJobsWithTag(tag)
-        thread.join(END_S)
+        folder = scratch.make_folder()
+        told = _checked_rows(task.fetch(folder))
+        server = FrameServer(folder, host, reading.port)
+    except BaseException:
+        scratch.close()
         raise
-    for error in errors:
-        raise DataError(
-            f"executors could not write the rows of the DataFrame: {cause(str(error))}."
-            " Expected a frame that can be computed, executors with Shoal and pyarrow, "
-            "and a folder that they can write to. Correct that, and call fit again."
-        ) from error
-    told = [Written.from_text(row[TOLD]) for row in rows]
-    return sorted(told, key=lambda one: one.partition)
+
+    def remove() -> None:
+        server.close()
+        scratch.close()
+
+    told = tuple(replace(one, url=f"{server.root}/{one.url}") for one in told)
+    return FrameCopy(told, FrameFolder(remove), is_far=True, options=server.options)
+
+
+def _is_one_machine(frame: DataFrame) -> bool:
+    master = frame.sparkSession.sparkContext.master or ""
+    return master == "local" or master.startswith(ONE_MACHINE[1:])
 
 
 def _checked_rows(told: Sequence[Written]) -> tuple[Written, ...]:
     """Returns what tasks have written that had rows.
 
     Raises:
-        DataError: Rows cannot be used, or files are not seen here.
+        DataError: Rows cannot be used.
     """
     for one in told:
         if one.error:
@@ -222,12 +215,11 @@ def _checked_rows(told: Sequence[Written]) -> tuple[Written, ...]:
         )
     for one in full:
         _check_alike(one, full[0])
-        _check_seen(one)
     return full
 
 
 def _files(
-    told: Sequence[Written], frame: DataFrame, chosen: Selection, workers: int
+    copy: FrameCopy, frame: DataFrame, chosen: Selection, workers: int
 ) -> FileSource:
     """Makes a source of what was written."""
     kinds = types_of(frame.schema, chosen)
@@ -236,11 +228,11 @@ def _files(
             file=FileEntry(url=one.url, size_bytes=one.size_bytes),
             rows=rows, start=number, stop=number + 1, types=kinds,
         )
-        for one in told
+        for one in copy.told
         for number, rows in enumerate(one.rows)
     ]  # fmt: skip
     settled = chosen.settle([kinds])
-    reader = ColumnReader(form=Arrow(), store=Store(), selection=settled)
+    reader = ColumnReader(form=Arrow(), store=Store(copy.options), selection=settled)
     first = reader.read(parts[:1])
     sample = sample_of(first)
     portions: tuple[FilePortion, ...] = portions_of(parts, workers, row_bytes(sample))

@@ -78,6 +78,8 @@ def training_data(  # noqa: PLR0913 - the arguments of fit
         Reading.of_steps(validation_steps, VALIDATION, "validation_steps"),
         store=reading.store,
         is_away=reading.is_away,
+        port=reading.port,
+        progress=reading.progress,
     )
     data = (x, y, sample_weight)
     chunked = _in_chunks(data, files, reading)

@@ -88,6 +88,25 @@ class Display:
         self._shown, self._at = 0, 0.0
 
 
+def writing_progress(verbose: int | str) -> Callable[[str, bool], None] | None:
+    """Returns what shows that rows are written before a run; None shows nothing.
+
+    Args:
+        verbose: As for `Progress`.
+    """
+    if verbose == 0:
+        return None
+    display = Display(is_live=verbose in (1, "auto"))
+
+    def tell(text: str, is_over: bool) -> None:
+        if is_over:
+            display.say(text)
+        else:
+            display.show([(0, text)])
+
+    return tell
+
+
 def can_change(stream: TextIO) -> bool:
     """Whether a line of a stream can be rewritten: a terminal or a notebook."""
     return stream.isatty() or type(stream).__module__.startswith("ipykernel")

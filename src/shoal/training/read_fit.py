@@ -36,6 +36,7 @@ from shoal.training.allocation import look
 from shoal.training.caps import capped_epochs, capped_steps
 from shoal.training.driver_options import DriverOptions
 from shoal.training.fit_call import FitCall
+from shoal.training.progress import writing_progress
 from shoal.training.start_run import Work
 from shoal.training.validation import (
     Validation,
@@ -106,7 +107,10 @@ def read(call: FitCall, *, is_plan: bool = False) -> PreparedFit:
         validation_data=call.validation_data,
         files=call.files,
         reading=replace(
-            reading_of(request), is_plan=is_plan, **_where_read(call.cluster)
+            reading_of(request),
+            is_plan=is_plan,
+            progress=writing_progress(verbosity(call.verbose)),
+            **_where_read(call.cluster),
         ),
         validation_steps=call.validation_steps,
     )
@@ -160,7 +164,11 @@ def _where_read(given: Any) -> dict[str, Any]:
     cluster = find_cluster(given)
     if not isinstance(cluster, Cluster):
         return {}
-    return {"store": cluster.shared_folder, "is_away": not cluster.is_here}
+    return {
+        "store": cluster.shared_folder,
+        "is_away": not cluster.is_here,
+        "port": cluster.port_here,
+    }
 
 
 def _checked(work: Work, plan: Plan) -> Work:

@@ -18,6 +18,8 @@ from shoal.data.files.refusals import as_store_error, fetching
 from shoal.errors import ConfigError, DataError
 
 S3 = ("s3", "s3a")
+SERVED = ("shoal-driver", "shoal.data.frame_server.ServedFiles")
+"""Files of the driver: protocol and class."""
 
 
 @final
@@ -78,11 +80,14 @@ class Store:
         Raises:
             ConfigError: A library that it needs is not installed.
         """
+        import fsspec
         from fsspec.core import url_to_fs
 
         scheme, colon, rest = url.partition("://")
         key = f"{scheme}://{rest.partition('/')[0]}" if colon else ""
         if key not in self._open:
+            if scheme == SERVED[0]:
+                fsspec.register_implementation(*SERVED, clobber=True)
             is_s3 = colon and scheme.rpartition("::")[2] in S3
             options = s3_options(self._options) if is_s3 else self._options
             try:
