@@ -17,8 +17,10 @@ from typing import Any, final
 
 from fsspec.spec import AbstractFileSystem
 
+from shoal.errors import DataError
 from shoal.forks import blank, gives_up
 from shoal.host.ports import listen
+from shoal.paths import one_inside
 from shoal.wire.accepting import accept
 from shoal.wire.frames import BadFrame, Link
 from shoal.wire.tls import identity_for, server_context
@@ -113,12 +115,10 @@ class FrameServer:
         )
         if not is_range:
             raise BadFrame("a caller asked for no range of a file")
-        path = self._folder / str(name)
         try:
-            if Path(str(name)).name != name:
-                return b"", f"{name!r} is no name of a file"
+            path = one_inside(self._folder, str(name))
             return read_range(path, int(start or 0), int(stop or 0)), ""
-        except OSError as error:
+        except (OSError, DataError) as error:
             return b"", str(error)
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class ServedFiles(AbstractFileSystem):
         place, _, name = self._strip_protocol(path).partition("/")
         folder = _OWN.get(self._key)
         if folder is not None:
-            return read_range(folder / name, int(start), int(end))
+            return read_range(one_inside(folder, name), int(start), int(end))
         parts: list[bytes] = []
         with self._lock:
             for first in range(int(start), int(end), MOST_BYTES):

@@ -33,6 +33,7 @@ from shoal.data.reading import Tell
 from shoal.errors import DataError
 from shoal.interruption import check
 from shoal.jvm_errors import cause
+from shoal.paths import one_inside
 
 LOOK_S = 0.05  # between checks for Ctrl-C
 END_S = 10.0  # for Spark to end a cancelled job
@@ -112,7 +113,7 @@ class WritingTask:
 
         def fetch() -> None:
             for row in asked.toLocalIterator():
-                path = folder / f"{len(told)}.arrow"
+                path = one_inside(folder, f"{len(told)}.arrow")
                 with open(path, "ab") as file:
                     file.write(row[BYTES])
                 if row[TOLD]:  # the last of its partition
