@@ -42,3 +42,9 @@ def test_large_sums_and_repeated_ones_have_no_means(model: Any) -> None:
     assert means.of(0, None) == {}
     means.of(0, [8, 4, 4, 4, 9, 4])
     assert means.of(0, [8, 4, 4, 4, 9, 4]) == {}
+
+
+def test_a_loss_that_diverges_is_no_warning(model: Any) -> None:
+    means = ExchangeMeans(model, MetricStates.of(model))
+    assert means.of(0, [np.inf, 4, 4, 4, 9, 4])["loss"] == np.inf
+    assert np.isnan(means.of(0, [np.inf, 8, 8, 8, 9, 8])["loss"])

@@ -74,12 +74,13 @@ class ExchangeMeans:
             del self._before[min(self._before)]
         if before is None:
             return {}
-        own = now - before
-        return {
-            name: float(own[total] / own[count])
-            for name, (total, count) in self._places.items()
-            if own[count] > 0
-        }
+        with np.errstate(all="ignore"):  # a run that diverges has infinite sums
+            own = now - before
+            return {
+                name: float(own[total] / own[count])
+                for name, (total, count) in self._places.items()
+                if own[count] > 0
+            }
 
 
 def _pairs(states: MetricStates) -> list[tuple[int, int]]:
