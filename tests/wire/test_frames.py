@@ -21,7 +21,7 @@ from hypothesis import given, settings
 
 from shoal.engine.transport import server_connection
 from shoal.engine.transport.server_connection import (
-    STRANGER_HEAD_BYTES,
+    CALLER_HEAD_BYTES,
     ServerConnection,
 )
 from shoal.errors import ExchangeTimeout
@@ -329,7 +329,7 @@ class TestFrames:
 
     @pytest.mark.parametrize(
         ("sizes", "is_taken"),
-        [((STRANGER_HEAD_BYTES, 0), True), ((STRANGER_HEAD_BYTES + 1, 0), False),
+        [((CALLER_HEAD_BYTES, 0), True), ((CALLER_HEAD_BYTES + 1, 0), False),
          ((20, 1), False)],
     )  # fmt: skip
     def test_a_peer_without_a_first_message_has_small_limits(
