@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.spark.comparing import compare as compare
+    from shoal.spark.deserialization import deserialize_trainer as deserialize_trainer
     from shoal.spark.emperor import Emperor as Emperor
     from shoal.spark.estimator import KerasEstimator as KerasEstimator
     from shoal.spark.evaluating import evaluate as evaluate
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from shoal.spark.model import KerasModel as KerasModel
     from shoal.spark.precaching import precache as precache
     from shoal.spark.predictor import ModelPredictor as ModelPredictor
-    from shoal.spark.serialization import deserialize_trainer as deserialize_trainer
     from shoal.spark.shuffling import shuffle as shuffle
     from shoal.spark.trainer import (
         AsynchronousDistributedTrainer as AsynchronousDistributedTrainer,
@@ -130,7 +130,7 @@ _PLACES = {
     "Trainer": "trainer",
     "compare": "comparing",
     "deserialize_keras_model": "keras_models",
-    "deserialize_trainer": "serialization",
+    "deserialize_trainer": "deserialization",
     "evaluate": "evaluating",
     "history_executors_average": "history",
     "precache": "precaching",

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from shoal import spark
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.jobs import Jobs
 from shoal.clusters.remote_jobs import DONE, RUNNING
@@ -19,8 +18,10 @@ from shoal.paths import one_inside, unpack
 from shoal.plan import environment
 from shoal.plan.request import require_whole
 from shoal.runs.claim import slug
+from shoal.spark.deserialization import trainer_class
 from shoal.spark.job_script import HISTORY, MODEL, RESULT, SECRET, SPEC, TEXT
 from shoal.spark.trainer import Trainer
+from shoal.spark.trainers import EnsembleTrainer
 from shoal.terminal import Lines, say_output
 from shoal.training.remote_fit import Sent
 
@@ -185,15 +186,12 @@ def _text_of(trainer: Trainer) -> str:
         ConfigError: The head could not make it, or it trains several models.
     """
     kind, text = type(trainer), trainer.serialize()
-    known = (
-        getattr(spark, kind.__name__, None) if kind.__name__ in spark.__all__ else None
-    )
-    if known is not kind:
+    if trainer_class(kind.__name__) is not kind:
         raise ConfigError(
             f"trainer is a {kind.__name__}. Expected a class of shoal.spark, which the "
             "head knows. Write a script, and send it with `shoal submit`."
         )
-    if kind is spark.EnsembleTrainer:
+    if kind is EnsembleTrainer:
         raise ConfigError(
             "EnsembleTrainer trains several models. Expected a trainer of one. Write a "
             "script, and send it with `shoal submit`."

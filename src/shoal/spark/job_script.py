@@ -38,7 +38,7 @@ def train(spec: Mapping[str, Any], archive: Path) -> tuple[Any, dict[str, Any]]:
     """Trains on the files of a job; returns the model and its history."""
     import keras
 
-    from shoal.spark.serialization import deserialize_trainer
+    from shoal.spark.deserialization import deserialize_trainer
 
     workers = spec["num_executors"] * spec["num_processes"]
     model = keras.saving.load_model(archive, compile=False)

@@ -1,4 +1,7 @@
-"""Trainers as JSON: the class and its arguments, without the model."""
+"""Trainers as JSON: the class and its arguments, without the model.
+
+See `deserialization` for the way back.
+"""
 
 from __future__ import annotations
 
@@ -47,44 +50,3 @@ def _plain(name: str, value: Any) -> Any:
         f"{name}={value!r} of a trainer has no form in JSON. Expected text, numbers, "
         "lists, or optimizers, losses and metrics of Keras. Leave it out."
     )
-
-
-def deserialize_trainer(text: str, keras_model: Any) -> Any:
-    """Makes a trainer of the JSON that `serialize` has returned.
-
-    Args:
-        text: The JSON.
-        keras_model: Its model.
-
-    Raises:
-        ConfigError: It is none of a trainer of this package.
-
-    Example:
-        >>> text = to_json("ADAG", {"worker_optimizer": "sgd", "loss": "mse"})
-        >>> deserialize_trainer(text, None).communication_window
-        12
-    """
-    from shoal import spark
-
-    fields: dict[str, Any] = json.loads(text)
-    name = fields.get("trainer")
-    kind: Any = getattr(spark, name, None) if isinstance(name, str) else None
-    if not (isinstance(kind, type) and issubclass(kind, spark.Trainer)):
-        raise ConfigError(
-            f"trainer={name!r} is none. Expected the name of a class of shoal.spark, "
-            "such as 'AEASGD'. Pass what `serialize` of a trainer has returned."
-        )
-    arguments = {n: _read(value) for n, value in fields["arguments"].items()}
-    return cast("Any", kind)(keras_model=keras_model, **arguments)
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_read(item) for item in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        if set(fields) == {"keras"}:
-            found: Any = keras.saving.deserialize_keras_object(fields["keras"])
-            return found
-        return {key: _read(item) for key, item in fields.items()}
-    return value
