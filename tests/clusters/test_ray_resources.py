@@ -186,7 +186,7 @@ def test_a_server_is_replaced_where_workers_have_all_the_room(tmp_path: Path) ->
             cluster = Ray(address=node.address, cpus=1, wait_s=600)
             history = train(
                 model(), cluster, tmp_path, epochs=100_000,
-                callbacks=[KillServer(), UntilStarted(tmp_path, 4)],
+                callbacks=[KillServer(tmp_path), UntilStarted(tmp_path, 4)],
             )  # fmt: skip
             epochs = len(history.epoch)
             assert history.run.summary().samples_committed == epochs * ROWS
@@ -196,13 +196,22 @@ def test_a_server_is_replaced_where_workers_have_all_the_room(tmp_path: Path) ->
 
 
 class KillServer(keras.callbacks.Callback):
-    """At the end of the third epoch."""
+    """Once, after both workers have begun."""
+
+    def __init__(self, runs: Path) -> None:
+        super().__init__()
+        self.runs, self.is_done = runs, False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 2:
+        if self.is_done or epoch % 20:
+            return
+        [run] = self.runs.iterdir()
+        kinds = [event["kind"] for event in events(run)]
+        if kinds.count("worker_started") == 2:
             children = psutil.Process().children()
             [server] = [child for child in children if listens(child)]
             server.kill()
+            self.is_done = True
 
 
 class Look(keras.callbacks.Callback):
