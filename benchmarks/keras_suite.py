@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the suite, prints the table, returns the exit status."""
     asked = _parser().parse_args(arguments)
     source = Path(asked.source) if asked.source else None
-    files = [Path(f) for f in asked.files] or find_files(source)
+    files = choose(find_files(source), asked.files)
     print(f"{len(files)} files of tests call fit", flush=True)
     plain = run(files, source, {"SHOAL_SUITE_PLAIN": "1"}, asked.timeout)
     print(f"as they are: {_counts(plain)}", flush=True)
@@ -98,6 +98,22 @@ def find_files(source: Path | None) -> list[Path]:
         )
     found = folder.rglob("*_test.py")
     return sorted(p for p in found if CALLS_FIT.search(p.read_text()))
+
+
+def choose(files: list[Path], ends: list[str]) -> list[Path]:
+    """Returns the files whose paths have one of these ends; all, if there are none.
+
+    Args:
+        files: Files of tests that call `fit`.
+        ends: Such as "trainers/trainer_test.py".
+    """
+    for end in ends:
+        if not any(file.match(end) for file in files):
+            raise SystemExit(
+                f"{end} is no file of Keras' tests that calls fit. Expected the end of "
+                "a path, such as trainers/trainer_test.py. Leave it out for all files."
+            )
+    return [f for f in files if not ends or any(f.match(end) for end in ends)]
 
 
 def version(source: Path | None) -> str:
@@ -280,7 +296,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cluster", default="inline", help='"local" or "inline"')
     parser.add_argument("--timeout", type=int, default=180, help="seconds a test")
     parser.add_argument("--json", help="file for the results")
-    parser.add_argument("files", nargs="*", help="files of tests; default: all")
+    parser.add_argument("files", nargs="*", help="ends of paths of tests; default: all")
     parser.set_defaults(backend=os.environ.get("KERAS_BACKEND", BACKEND))
     return parser
 
