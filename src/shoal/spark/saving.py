@@ -121,8 +121,8 @@ def saved(name: str, value: Any) -> Any:
         ConfigError: JSON has no form for it.
 
     Example:
-        >>> saved("cluster", Spark(wait_s=9))
-        {'spark cluster': {'wait_s': 9, 'variables': {}, 'store': None}}
+        >>> saved("cluster", Spark(wait_s=9))["spark cluster"]["wait_s"]
+        9
     """
     if isinstance(value, Spark):
         return {SPARK: asdict(value)}
