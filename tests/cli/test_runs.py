@@ -184,6 +184,19 @@ def test_root_before_or_behind_the_command(
     assert shoal("runs", "show", run.id).exit_code == 0
 
 
+@pytest.mark.parametrize("command", ["runs", "ui"])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("nowhere", "nothing is there"), ("file", "it is a file")]
+)
+def test_a_root_that_is_no_folder(
+    command: str, name: str, reason: str, shoal: Shoal, tmp_path: Path
+):
+    (tmp_path / "file").touch()
+    done = shoal(command, "--root", tmp_path / name)
+    assert done.exit_code == 2
+    assert f"--root '{tmp_path / name}': {reason}. Expected a folder" in done.stderr
+
+
 def test_logs(shoal: Shoal, make_run: MakeRun):
     run = make_run()
     assert shoal("runs", "logs", run.id).stdout == "[0] zero\n[0] null\n[1] one\n"

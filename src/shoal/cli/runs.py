@@ -21,6 +21,7 @@ from shoal.errors import ConfigError
 from shoal.plan.variables import environment, read_workers
 from shoal.runs.catalogue import (
     backend_of,
+    check_root,
     find_run,
     list_runs,
     prune,
@@ -336,8 +337,16 @@ def parse_duration(text: str) -> float:
 
 
 def _root(context: typer.Context, root: str | None) -> str:
-    """Returns the root: the command's option, else the group's, else the variable."""
-    return root or context.obj or environment().runs
+    """Returns the root: the command's option, else the group's, else the variable.
+
+    Raises:
+        ConfigError: An option names a folder that is not there.
+    """
+    named: str | None = root or context.obj
+    if named is None:
+        return environment().runs
+    check_root(named)
+    return named
 
 
 def _facts(run: RunSummary) -> list[tuple[str, Any]]:

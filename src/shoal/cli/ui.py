@@ -11,6 +11,7 @@ import typer
 
 from shoal.errors import ConfigError
 from shoal.plan.variables import environment
+from shoal.runs.catalogue import check_root
 
 NEEDED = ("starlette", "uvicorn", "jinja2", "python_multipart")
 STATE = "~/.local/state/shoal"
@@ -63,6 +64,8 @@ def show_page(  # noqa: PLR0913
             "uvicorn, jinja2 and python-multipart. Install them with: pip install "
             "'shoal[ui]'."
         )
+    for place in root or ():
+        check_root(place)
     # Imported here: other commands do not load a web server.
     serving: Any = import_module("shoal.ui.serving")
     serving.serve(

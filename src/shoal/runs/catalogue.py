@@ -43,6 +43,25 @@ def _is_run(folder: Folder) -> bool:
     return True
 
 
+def check_root(root: str | os.PathLike[str]) -> None:
+    """Checks that a folder of runs which a user named on this machine is there.
+
+    A URL is not checked: storage has no empty folders.
+
+    Raises:
+        ConfigError: There is no such folder, or it is a file.
+    """
+    folder = Folder.at(root)
+    if not folder.is_local or os.path.isdir(folder.path):
+        return
+    what = "it is a file" if os.path.exists(folder.path) else "nothing is there"
+    raise ConfigError(
+        f"runs cannot be read from --root {os.fspath(root)!r}: {what}. Expected a "
+        "folder or URL that holds runs. Check the name, or leave --root out for "
+        "$SHOAL_RUNS or ./shoal-runs."
+    )
+
+
 MOST_READS = 16
 """Runs of a storage that are read at the same time."""
 
