@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -59,6 +60,16 @@ class Bucket:
         backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
         for key, data in contents.items():
             backend.put_object(self.name, key, data)
+
+    def make_older(self, key: str, seconds: float) -> None:
+        """Changes when an object was written, by the clock of this storage."""
+        from moto.core.models import DEFAULT_ACCOUNT_ID
+        from moto.s3.models import s3_backends
+
+        backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+        found = backend.get_object(self.name, key)
+        assert found is not None
+        found.last_modified -= timedelta(seconds=seconds)
 
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.name, Key=key)

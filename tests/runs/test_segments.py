@@ -130,6 +130,12 @@ class Flaky:
     def ls(self, path: str, detail: bool) -> list[str]:
         return []
 
+    def open(self, path: str, mode: str) -> None:
+        raise NotImplementedError("no exclusive mode")
+
+    def exists(self, path: str) -> bool:
+        return path in self.written
+
     def pipe_file(self, path: str, content: bytes) -> None:
         self.failures -= 1
         if self.failures >= 0:

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.host.processes import Process
 from shoal.runs.events import pack_exchanges
-from shoal.runs.summary import LIST_FIELDS, summarise
+from shoal.runs.summary import LIST_FIELDS, WriterState, summarise
 
 PLAN = {"strategy": "aeasgd", "workers": 2, "rows": 100, "epochs": 3}
 
@@ -153,16 +153,19 @@ def test_the_monitored_metric_is_the_best():
 @pytest.mark.parametrize(("is_alive", "expected"), [(True, "running"), (False, "lost")])
 def test_a_run_whose_process_is_gone_is_lost(is_alive: bool, expected: str):
     asked: list[Process] = []
-    alive = lambda writer: asked.append(writer) or is_alive  # noqa: E731
+    look = lambda writer: asked.append(writer) or WriterState(is_alive, 7.0)  # noqa: E731
     segment = {"kind": "segment", "host": "h2", "pid": 8, "time": 1500.0}
     worker = {"kind": "worker_started", "host": "h3", "pid": 9, "time": 1600.0}
-    assert summarise([started(), segment, worker], is_alive=alive).status == expected
+    found = summarise([started(), segment, worker], look=look)
+    assert (found.status, found.heard_s) == (expected, 7.0)
     assert asked == [Process(host="h2", pid=8, seen_time=1500.0)]
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
 def test_a_run_that_ended_is_not_lost(status: str):
-    run = summarise([started(), finished(status)], is_alive=lambda *a: False)
+    run = summarise(
+        [started(), finished(status)], look=lambda _: WriterState(may_live=False)
+    )
     assert run.status == status
 
 

@@ -29,6 +29,7 @@ from shoal.runs.catalogue import (
     remove_run,
 )
 from shoal.runs.control import ask_stop, asking
+from shoal.runs.heartbeat import LATE_S, last_heard
 from shoal.runs.outlines import read_outline
 from shoal.runs.status import read_status
 from shoal.runs.store import model_file
@@ -140,11 +141,13 @@ def show_status(
     found = read_status(folder, lines)
     workers = [{**asdict(one), "lines": found.lines[one.rank]} for one in found.workers]
     if as_json:
-        facts = {"id": found.id, "status": found.status, "use": found.use}
+        names = ("id", "status", "heard_s", "use")
+        facts = {name: getattr(found, name) for name in names}
         processes = [asdict(other) for other in found.processes]
         show_json({**facts, "workers": workers, "processes": processes})
         return
-    say(f"{found.id}: {found.status}")
+    heard = "" if found.heard_s is None else f"; {last_heard(found.heard_s)}"
+    say(f"{found.id}: {found.status}{heard}")
     for worker in workers:
         say(one_line(_standing(worker)))
         for line in worker["lines"]:
@@ -266,14 +269,19 @@ def stop_run(context: typer.Context, run: RunId, root: Root = None) -> None:
     The run may be on any machine that writes to the same folder or bucket.
     """
     folder = find_run(run, _root(context, root))
-    status = read_outline(folder).status
-    if status != "running":
+    outline = read_outline(folder)
+    age_s = outline.heard_s
+    if outline.status != "running":
+        heard = "" if age_s is None else f": {last_heard(age_s)}"
         raise ConfigError(
-            f"run {folder.name!r} is not running: its status is {status!r}. Expected a "
-            "running one. Resume it with: shoal runs resume, or remove it."
+            f"run {folder.name!r} is not running: its status is {outline.status!r}"
+            f"{heard}. Expected a running one. "
+            "Resume it with: shoal runs resume, or remove it."
         )
     ask_stop(folder, by=asking())
     say(f"asked {folder.name} to stop; see: shoal runs show {folder.name}")
+    if age_s is not None and age_s > LATE_S:
+        say(f"{last_heard(age_s)}; it sees the request when it is back")
 
 
 @app.command("rm")
@@ -361,6 +369,7 @@ def _facts(run: RunSummary) -> list[tuple[str, Any]]:
     ]
     lines: list[tuple[str, Any]] = [
         ("status", run.status),
+        ("heard", "" if run.heard_s is None else last_heard(run.heard_s)),
         ("reason", reason if run.status == "failed" else ""),
         ("strategy", run.strategy),
         ("workers", f"{run.workers}, {run.workers_lost} lost during the run"),

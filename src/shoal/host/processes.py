@@ -2,7 +2,8 @@
 
 No clock is used. The number of a process means nothing in another process namespace,
 and may be reused. A record therefore holds the kernel's boot, the namespace, and the
-start of the process, in ticks of that boot. A lock decides where the number cannot.
+start of the process, in ticks of that boot. Where the number cannot decide, a lock
+does, or a heartbeat.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Process:
         namespace: Its process and time namespaces; "" without namespaces.
         machine: Digest of the machine's id; "" where it has none.
         lock: Mark of a lock that it holds while it runs, "" for none.
+        beat: Name of a heartbeat that it renews while it runs, "" for none.
         seen_time: Unix time of the record; used only if `start` is "".
 
     Example:
@@ -53,17 +55,19 @@ class Process:
     namespace: str = ""
     machine: str = ""
     lock: str = ""
+    beat: str = ""
     seen_time: float = 0.0
 
     @classmethod
-    def here(cls, lock: str = "") -> Process:
+    def here(cls, lock: str = "", beat: str = "") -> Process:
         """Returns this process.
 
         Args:
             lock: Mark of a lock that it holds.
+            beat: Name of its heartbeat.
         """
-        pid = os.getpid()
-        return replace(_machine(), pid=pid, start=_start_of_self(), lock=lock)
+        pid, start = os.getpid(), _start_of_self()
+        return replace(_machine(), pid=pid, start=start, lock=lock, beat=beat)
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Process | None:
@@ -77,7 +81,7 @@ class Process:
             return None
         texts = {
             name: value
-            for name in ("start", "boot", "namespace", "machine", "lock")
+            for name in ("start", "boot", "namespace", "machine", "lock", "beat")
             if isinstance(value := record.get(name), str)
         }
         seen_time = float(seen) if isinstance(seen, (int, float)) else 0.0
@@ -91,19 +95,26 @@ class Process:
         return {name: value for name, value in known.items() if value != ""}
 
 
-def may_live(process: Process, lock: Path | None = None) -> bool:
+def may_live(
+    process: Process,
+    lock: Path | None = None,
+    is_heard: Callable[[], bool | None] = lambda: None,
+) -> bool:
     """Returns whether a process may be alive; a live one is never called dead.
 
     Args:
         process: Process of a record.
         lock: File of a lock that it holds while alive; if the record names a
             file, only that one counts.
+        is_heard: Returns whether its heartbeat is young enough, None if unknown.
+            Called only for a process that cannot be seen from here.
     """
     return judge(
         process,
         _machine(),
         runs=_runs,
         holds=lambda: None if lock is None else is_held(lock, process.lock),
+        is_heard=is_heard,
         by_clock=_runs_by_clock,
     )
 
@@ -115,6 +126,7 @@ def judge(
     runs: Callable[[Process], bool],
     holds: Callable[[], bool | None],
     by_clock: Callable[[Process], bool],
+    is_heard: Callable[[], bool | None] = lambda: None,
 ) -> bool:
     """Decides from observations. Pure, except for the functions it is given.
 
@@ -124,6 +136,7 @@ def judge(
         runs: Returns whether a process of this boot and namespace runs.
         holds: Returns whether its lock is held, None if unknown.
         by_clock: Decides for older records, if the host is this one.
+        is_heard: Returns whether its heartbeat is young enough, None if unknown.
     """
     if not process.start:
         return process.host != here.host or by_clock(process)
@@ -133,14 +146,16 @@ def judge(
         if is_told and process.namespace == here.namespace:
             return runs(process)
         # A lock of this kernel is visible wherever its file is.
-        return holds() is not False
+        return holds() is not False and is_heard() is not False
     is_this_machine = (
         process.host == here.host
         and "" not in (process.machine, process.boot, here.boot)
         and process.machine == here.machine
     )
-    # This machine has rebooted since; another machine cannot be checked.
-    return not is_this_machine or holds() is True
+    if is_this_machine:  # it has rebooted since
+        return holds() is True
+    # Another machine cannot be checked: only what the process writes there shows.
+    return is_heard() is not False
 
 
 def _is_same_boot(process: Process, here: Process) -> bool:

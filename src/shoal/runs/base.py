@@ -21,7 +21,7 @@ from shoal.runs.events import (
     pack_exchanges,
 )
 from shoal.runs.segments import Complaint
-from shoal.runs.summary import Fold, RunSummary, Status
+from shoal.runs.summary import Fold, RunSummary, Status, WriterState
 
 Which: TypeAlias = Literal["best", "last"]
 
@@ -106,7 +106,7 @@ class Run(ABC):
     def summary(self) -> RunSummary:
         """Returns the summary of the run, as far as this object recorded or read it."""
         with self._lock:
-            found = self._fold.summary(self._may_live)
+            found = self._fold.summary(self._look)
         return found.model_copy(update={"id": self.id, "name": self.name})
 
     @property
@@ -151,9 +151,9 @@ class Run(ABC):
         """Returns the identity of this process, the writer of the events."""
         return Process.here().fields
 
-    def _may_live(self, writer: Process) -> bool:
-        """Returns whether the process that wrote an unfinished run may be alive."""
-        return may_live(writer)
+    def _look(self, writer: Process) -> WriterState:
+        """Returns what is known of the process that wrote an unfinished run."""
+        return WriterState(may_live(writer))
 
     def _stamp(self, kind: str) -> Event:
         """Returns the first fields of every event."""

@@ -14,9 +14,10 @@ from typing import Any, cast
 from shoal.errors import ConfigError, ShoalError, a_kind
 from shoal.runs.events import FOLDER, damaged, read_events
 from shoal.runs.folder import Folder, is_place
+from shoal.runs.heartbeat import unless_heard
 from shoal.runs.outlines import OutlineCache, read_outline
 from shoal.runs.summary import RunSummary, summarise
-from shoal.runs.writer import writer_may_live
+from shoal.runs.writer import look_at_writer
 
 PLAN = "plan.json"
 
@@ -139,7 +140,7 @@ def read_summary(folder: Folder) -> RunSummary:
     summary = summarise(
         chain([first], events),
         url=folder.url,
-        is_alive=lambda writer: writer_may_live(folder, writer),
+        look=lambda writer: look_at_writer(folder, writer),
     )
     # A folder that was copied under another name is found by its new name.
     return summary.model_copy(update={"id": folder.name})
@@ -215,9 +216,11 @@ def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> 
         DataError: It is damaged; with `force` it is removed all the same.
     """
     folder = find_run(reference, root)
-    if not force and read_outline(folder).status == "running":
+    outline = None if force else read_outline(folder)
+    if outline is not None and outline.status == "running":
+        heard = "" if outline.heard_s is None else f": {unless_heard(outline.heard_s)}"
         raise ConfigError(
-            f"run {folder.name!r} is running. Expected one that has ended. "
+            f"run {folder.name!r} is running{heard}. Expected one that has ended. "
             "Stop it first, or remove it all the same with --force."
         )
     try:

@@ -84,6 +84,23 @@ class Ownership:
         if not self._has_token():
             raise self._lost(newest)
 
+    @staticmethod
+    def check_unclaimed(folder: Folder) -> None:
+        """Checks that no process has claimed a folder.
+
+        Raises:
+            CheckpointError: One has.
+            OSError: The storage cannot be reached.
+        """
+        newest = max(_generations(folder), default=0)
+        if newest:
+            raise CheckpointError(
+                f"another process writes the checkpoints in {folder.url} now: "
+                f"generation={newest} ({_who(folder, newest)}). This process has "
+                "written none yet. Expected one process for each run. "
+                "Stop one of the two; resuming the run takes it over again."
+            )
+
     def forget_others(self) -> None:
         """Removes the tokens of earlier writers."""
         for generation in _generations(self.folder):

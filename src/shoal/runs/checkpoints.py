@@ -94,6 +94,19 @@ class CheckpointStore:
                 self._owner = Ownership.claim(self.folder, above=newest)
         return self
 
+    def check(self) -> None:
+        """Checks that no other process has claimed the folder since.
+
+        Raises:
+            CheckpointError: Another one has.
+            OSError: The storage or the folder cannot be reached.
+        """
+        owner = self._owner  # set once; a save in another thread is not waited for
+        if owner is None:
+            Ownership.check_unclaimed(self.folder)
+        else:
+            owner.check()
+
     def save(self, checkpoint: Checkpoint) -> None:
         """Saves a checkpoint: it is complete and durable when this returns.
 

@@ -181,6 +181,11 @@ class Folder:
             if self.exists(name):
                 raise FileExistsError(self.where(name)) from None
             self.fs.pipe_file(self.where(name), content)
+        except OSError as error:
+            # "Precondition failed", from storage that does not say which one.
+            if error.errno == errno.EINVAL and self.exists(name):
+                raise FileExistsError(self.where(name)) from None
+            raise
 
     def put(self, source: Path, name: str) -> None:
         """Moves a local file to its final name here, in one step."""

@@ -32,7 +32,7 @@ from shoal.runs.events import (
 )
 from shoal.runs.folder import Folder
 from shoal.runs.summary import Fold, RunSummary
-from shoal.runs.writer import writer_may_live
+from shoal.runs.writer import look_at_writer
 
 OUTLINE = "outline.json"
 KINDS = frozenset({"run_started", "run_resumed", "epoch_ended", "run_finished"})
@@ -263,8 +263,9 @@ def _judged(folder: Folder, kept: _Kept) -> RunSummary:
     update: dict[str, Any] = {"id": folder.name, "url": folder.url}
     if kept.summary.status == "running":
         writer = Process.read(kept.writer or {})
-        if writer is not None and not writer_may_live(folder, writer):
-            update["status"] = "lost"
+        if writer is not None:
+            may_live, update["heard_s"] = look_at_writer(folder, writer)
+            update["status"] = "running" if may_live else "lost"
     return kept.summary.model_copy(update=update)
 
 

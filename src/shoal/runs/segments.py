@@ -63,6 +63,8 @@ class Segments(ABC):
         self._number = max(segment_numbers(folder), default=-1) + 1
         self._has_complained = False
         self.lost = 0
+        self.is_taken = False
+        """Whether another process writes the run by now; this one must not any more."""
 
     @abstractmethod
     def append(self, line: bytes, now_s: float) -> None:
@@ -195,7 +197,8 @@ class RemoteSegments(Segments):
         self._uploader.submit(self._put, name, content)
 
     def _put(self, name: str, content: bytes) -> None:
-        if self._pending:  # a segment failed: the file would tell of lost lines
+        # A segment failed, and the file would tell of lost lines; or it is another's.
+        if self._pending or self.is_taken:
             return
         try:
             self._folder.write(name, content)
@@ -216,14 +219,28 @@ class RemoteSegments(Segments):
         if sealed is not None:
             self._pending.append(sealed)
         while self._pending:
-            number, content, _ = self._pending[0]
+            number, content, count = self._pending[0]
             try:
-                self._folder.write(segment_name(number), content)
+                self._create(segment_name(number), content)
             except Exception as error:
                 self._failed(error, 0)
                 self._shed()
                 return
             self._pending.popleft()
+            self.lost += count if self.is_taken else 0
+
+    def _create(self, name: str, content: bytes) -> None:
+        """Writes a segment, unless another process has written one of this number.
+
+        A process that resumes a run begins with the next number. So two of them never
+        mix their events, if the one before was only suspended, or cut off.
+        """
+        if self.is_taken:
+            return
+        try:
+            self._folder.create(name, content)
+        except FileExistsError:  # or this process: the answer to its first try was lost
+            self.is_taken = self._folder.read(name) != content
 
     def _shed(self) -> None:
         while sum(len(c) for _, c, _ in self._pending) > self._limits.pending_bytes:

@@ -30,6 +30,7 @@ class LiveStatus:
         lines: Rank -> the last lines of its worker's output.
         processes: Other processes of a running run: servers, standbys, spares.
         use: Load of the machines, as `RunSummary.use`.
+        heard_s: As `RunSummary.heard_s`.
     """
 
     id: str
@@ -38,6 +39,7 @@ class LiveStatus:
     lines: Mapping[int, Sequence[str]]
     processes: Sequence[ProcessStatus]
     use: Sequence[Mapping[str, Any]]
+    heard_s: float | None = None
 
 
 def read_status(folder: Folder, lines: int = 5) -> LiveStatus:
@@ -60,4 +62,5 @@ def read_status(folder: Folder, lines: int = 5) -> LiveStatus:
         lines={one.rank: tail(folder, one.rank, lines) for one in workers},
         processes=process_statuses(events) if summary.status == "running" else [],
         use=summary.use,
+        heard_s=summary.heard_s,
     )

@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, final
 
-from shoal.errors import ConfigError
+from shoal.errors import CheckpointError, ConfigError
 from shoal.facts import DEFAULT_ROOT
 from shoal.forks import gives_up
 from shoal.host.locks import HeldLock
@@ -32,6 +32,7 @@ from shoal.runs.catalogue import PLAN, find_run
 from shoal.runs.claim import claim
 from shoal.runs.events import VERSION, Event, encode, read_events
 from shoal.runs.folder import Folder, is_place
+from shoal.runs.heartbeat import Heartbeat, start_heartbeat
 from shoal.runs.null import NullRun as NullRun
 from shoal.runs.segments import (
     Complaint,
@@ -39,8 +40,9 @@ from shoal.runs.segments import (
     Segments,
     segments_for,
 )
+from shoal.runs.summary import WriterState
 from shoal.runs.tensorboard import ScalarWriter
-from shoal.runs.writer import lock_writer, writer_may_live
+from shoal.runs.writer import lock_writer, look_at_writer
 
 LOGS = "experiments"
 MODELS, ARCHIVE, WEIGHTS = "models", ".keras", ".weights.h5"
@@ -99,11 +101,12 @@ class StoredRun(Run):
         # Begun with the first event: reading a run must not change it.
         self._segments: Segments | None = None
         self._lock_file: HeldLock | None = None
+        self._heartbeat: Heartbeat | None = None
         self.model_error: Exception | None = None
         """Error that kept the last model from being saved; an OSError is a disk's."""
         self.model_place = ""
         """Place that refused it then: the run folder, or the temporary directory."""
-        self._is_closed = False
+        self._is_closed = self._was_taken = False
         self._lost = 0
         self._said: set[str] = set()
         gives_up(self)
@@ -114,6 +117,29 @@ class StoredRun(Run):
     def lost_events(self) -> int:
         """Events that could not be kept; final once the run is closed."""
         return self._lost + (self._segments.lost if self._segments else 0)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another process has resumed this run and writes it.
+
+        Known only on storage other than local disks. Nothing is written from then on.
+        """
+        segments = self._segments
+        return self._was_taken if segments is None else segments.is_taken
+
+    def check(self) -> None:
+        """Checks that this process still writes the run.
+
+        Raises:
+            CheckpointError: Another one does.
+        """
+        if self.is_taken:
+            raise CheckpointError(
+                f"another process has resumed the run in {self.url} and writes it now; "
+                "this one was suspended, or cut off from the storage, for a while. "
+                "Expected one process for each run. "
+                "Stop one of the two; resuming the run takes it over again."
+            )
 
     def log_path(self, rank: int) -> Path | None:
         """Returns the file of a worker's output: in the run folder if that is local.
@@ -147,6 +173,8 @@ class StoredRun(Run):
         Returns:
             Path or URL, None when it could not be saved.
         """
+        if self.is_taken:
+            return None
         try:
             temporary = temporary_folder()  # Keras packs archives there
             if not self.folder.is_local:
@@ -192,14 +220,18 @@ class StoredRun(Run):
         if segments:
             segments.close()
             self._lost += segments.lost
+            self._was_taken = segments.is_taken
         self._upload_logs()
         with self._lock:
             staging, self._staging = self._staging, None
             held, self._lock_file = self._lock_file, None
+            heartbeat, self._heartbeat = self._heartbeat, None
         if staging:
             staging.cleanup()
         if held:
             held.remove()
+        if heartbeat:
+            heartbeat.close(remove=self._is_finished)
 
     def end_hard(self) -> None:
         """Removes temporary files; see `interruption.ends_hard`."""
@@ -210,6 +242,7 @@ class StoredRun(Run):
         """Makes a fork record nothing, and remove nothing."""
         self._lock = threading.RLock()  # another thread may have held it
         self._segments, self._is_closed, self._lock_file = None, True, None
+        self._heartbeat = None  # its thread is not in the fork
         staging, self._staging = self._staging, None
         if staging is not None:
             staging._finalizer.detach()  # pyright: ignore[reportAttributeAccessIssue]
@@ -299,18 +332,21 @@ class StoredRun(Run):
         return encode({**head, "number": number, **self._writer()})
 
     def _writer(self) -> dict[str, Any]:
-        """Returns the identity of this process, and the lock that shows it is alive."""
+        """Returns the identity of this process, and what shows that it is alive."""
         with self._lock:
             if self._lock_file is None and not self._is_closed:
                 self._lock_file = lock_writer(self.folder)
-            held = self._lock_file
-        return Process.here(lock=held.mark if held else "").fields
+            if self._heartbeat is None and not self._is_closed:
+                self._heartbeat = start_heartbeat(self.folder)
+            held, heartbeat = self._lock_file, self._heartbeat
+        lock, beat = held.mark if held else "", heartbeat.name if heartbeat else ""
+        return Process.here(lock=lock, beat=beat).fields
 
-    def _may_live(self, writer: Process) -> bool:
-        return writer_may_live(self.folder, writer)
+    def _look(self, writer: Process) -> WriterState:
+        return look_at_writer(self.folder, writer)
 
     def _upload_logs(self) -> None:
-        staging = self._staging
+        staging = None if self.is_taken else self._staging
         for path in sorted(Path(staging.name).glob("*.log")) if staging else []:
             try:
                 self.folder.put(path, f"{LOGS}/{path.name}")

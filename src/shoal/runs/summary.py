@@ -1,10 +1,10 @@
-"""The summary of a run, folded from its events. Pure except for `is_alive`."""
+"""The summary of a run, folded from its events. Pure except for `look`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal, TypeAlias, cast, final
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, final
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,8 +20,22 @@ Status: TypeAlias = Literal[
 """`lost`: the process that wrote the events ended without a final event; `damaged`:
 its events cannot be read."""
 
-IsAlive: TypeAlias = Callable[[Process], bool]
-"""Maps the process that writes the events to whether it may be alive."""
+
+class WriterState(NamedTuple):
+    """What is known of the process that writes a run.
+
+    Args:
+        may_live: Whether it may be alive.
+        heard_s: Seconds since its heartbeat, by the clock of the storage; None if that
+            is unknown, or was not asked.
+    """
+
+    may_live: bool
+    heard_s: float | None = None
+
+
+Look: TypeAlias = Callable[[Process], WriterState]
+"""Returns what is known of the process that writes the events."""
 
 SPENT = ("compute_s", "data_s", "wait_s", "exchange_s")
 """Parts of a worker's time."""
@@ -66,6 +80,9 @@ class RunSummary(BaseModel):
         warnings: One line each.
         use: Load of the machines, see `Use.rows`.
         damage: Reason why the run cannot be read; "" if it can.
+        heard_s: Seconds since the driver of an unfinished run was heard, by the clock
+            of the storage. None where its process can be seen, and where that is
+            unknown.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -93,21 +110,21 @@ class RunSummary(BaseModel):
     warnings: tuple[str, ...] = ()
     use: tuple[dict[str, Any], ...] = ()
     damage: str = ""
+    heard_s: float | None = None
 
 
 def summarise(
     events: Iterable[Mapping[str, Any]],
     *,
     url: str = "",
-    is_alive: IsAlive | None = None,
+    look: Look | None = None,
 ) -> RunSummary:
     """Folds the events of a run into its summary.
 
     Args:
         events: Events, oldest first; unknown kinds and missing fields are ignored.
         url: Place of the run, copied into the summary.
-        is_alive: Returns whether the writer of an unfinished run may be alive;
-            default None: it is.
+        look: Looks at the writer of an unfinished run; default None: it is alive.
 
     Example:
         >>> started = {"kind": "run_started", "strategy": "adag", "workers": 2}
@@ -117,7 +134,7 @@ def summarise(
     fold = Fold(url=url)
     for event in events:
         fold.add(event)
-    return fold.summary(is_alive)
+    return fold.summary(look)
 
 
 @final
@@ -173,11 +190,17 @@ class Fold:
         if "samples" in event:
             self._held = int(event["samples"])
 
-    def summary(self, is_alive: IsAlive | None = None) -> RunSummary:
-        """Returns the summary of the events so far."""
+    def summary(self, look: Look | None = None) -> RunSummary:
+        """Returns the summary of the events so far.
+
+        Args:
+            look: See `summarise`.
+        """
         status: Status = self._final[0] if self._final else "running"
-        if not self._final and self._writer and is_alive:
-            status = "running" if is_alive(self._writer) else "lost"
+        heard_s: float | None = None
+        if not self._final and self._writer and look:
+            may_live, heard_s = look(self._writer)
+            status = "running" if may_live else "lost"
         report = self._report()
         committed, overrun = self._counts()
         committed = committed if self._held is None else self._held
@@ -204,6 +227,7 @@ class Fold:
             report=report,
             warnings=tuple(self._warnings),
             use=tuple(self._use.rows()),
+            heard_s=heard_s,
         )
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import final
 
@@ -107,11 +108,31 @@ class CheckpointWriter:
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
+    def check(self) -> None:
+        """Checks that no other process has resumed the run; silent storage passes.
+
+        This process may have been suspended, and was taken for lost.
+
+        Raises:
+            CheckpointError: Another one has: it writes the run from then on.
+        """
+        folder = self._folder.child(CHECKPOINTS)
+        with suppress(OSError):
+            (self._store or CheckpointStore(folder, complain=self._warn)).check()
+
     def discard(self) -> None:
-        """Ends, and removes the checkpoints: the run has ended well."""
+        """Ends, and removes the checkpoints: the run has ended well.
+
+        Those of another process that has resumed the run stay.
+        """
         with self._change:
             self._before = self._newest = None
         self.close()
+        try:
+            self.check()
+        except CheckpointError as error:
+            self._warn(str(error))
+            return
         for name in (CHECKPOINTS, INPUTS):
             folder = self._folder.child(name)
             try:

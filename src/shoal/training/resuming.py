@@ -30,7 +30,9 @@ from shoal.plan.validation import read_freq
 from shoal.runs.base import Run
 from shoal.runs.checkpoints import CheckpointStore
 from shoal.runs.control import clear_stop
+from shoal.runs.heartbeat import unless_heard
 from shoal.runs.store import StoredRun, model_file, open_run
+from shoal.runs.summary import RunSummary
 from shoal.training.allocation import look, opened, staged
 from shoal.training.checkpoint_writer import CHECKPOINTS, CheckpointWriter
 from shoal.training.driver_options import DriverOptions
@@ -161,10 +163,11 @@ def _open(run: str | os.PathLike[str] | Run) -> StoredRun:
 
 
 def _check_status(record: StoredRun, *, force: bool) -> None:
-    status = record.summary().status
+    summary = record.summary()
+    status = summary.status
     if status == "running" and not force:
         raise ConfigError(
-            f"run {record.id!r} is running, or its machine cannot be seen from here. "
+            f"run {record.id!r} is running, {_unseen(summary)}. "
             "Expected one that was broken off. Wait for its end; or, if you know that "
             "it is gone, pass force=True (--force): it can save nothing from then on."
         )
@@ -174,6 +177,13 @@ def _check_status(record: StoredRun, *, force: bool) -> None:
             f"Load {record.url}/{model_file(record.folder)} and call fit to train it "
             "further."
         )
+
+
+def _unseen(summary: RunSummary) -> str:
+    """Returns why a run that seems to be running may be lost all the same."""
+    if summary.heard_s is None:
+        return "or its machine cannot be seen from here"
+    return f"as far as is known: {unless_heard(summary.heard_s)}"
 
 
 def _check_backend(wanted: str) -> None:

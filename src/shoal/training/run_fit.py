@@ -102,11 +102,14 @@ def follow(
 
     Raises:
         ModelNotSaved: The model is trained, but the storage refused it.
+        CheckpointError: Another process has resumed the run meanwhile.
     """
     before_s, started = time.monotonic() - began, time.monotonic()
     origin = Origin()
     try:
         outcome = work()
+        if writer:
+            writer.check()  # the models of another process are not overwritten
         is_saved = _save(record, model)
     except BaseException as error:
         if origin.is_forked:  # the user's code has forked, and raised there

@@ -19,7 +19,8 @@ def stoppable(run: Run) -> Generator[Callable[[], None]]:
         run: Record of the run; one without a folder cannot be asked.
 
     Yields:
-        To be called often. It raises KeyboardInterrupt, also after Ctrl-C.
+        To be called often. It raises KeyboardInterrupt, also after Ctrl-C; and
+        CheckpointError once another process writes the run.
     """
     if not isinstance(run, StoredRun):
         yield check
@@ -28,6 +29,7 @@ def stoppable(run: Run) -> Generator[Callable[[], None]]:
 
     def look() -> None:
         check()
+        run.check()
         request = watch.poll()
         if request is not None:
             run.event("stop_asked", by=request.by, asked=request.time)

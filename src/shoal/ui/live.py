@@ -18,9 +18,9 @@ from shoal.errors import ShoalError
 from shoal.runs.events import Event, unpack_exchanges
 from shoal.runs.folder import Folder
 from shoal.runs.following import Follow
-from shoal.runs.summary import Fold, RunSummary
+from shoal.runs.summary import Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
-from shoal.runs.writer import writer_may_live
+from shoal.runs.writer import look_at_writer
 
 LEAST_S = 0.1
 """Polls of a run are at least so far apart, however many watch it."""
@@ -88,7 +88,7 @@ class RunView:
         self._follow = Follow(folder)
         self._fold, self._workers = Fold(url=folder.url), WorkerFold()
         self._total = 0
-        self._alive: bool | None = None
+        self._writer_state = WriterState(may_live=True)
 
     @property
     def is_removed(self) -> bool:
@@ -111,20 +111,21 @@ class RunView:
             if now - self._polled < LEAST_S:
                 return self.version
             self._polled = now
-            was = self.is_removed, self.damage, self._alive
+            was = self.is_removed, self.damage, self._writer_state.may_live
             changed = self._read()
             writer = self._fold.writer
             if writer is not None and self._fold.summary().status == "running":
-                self._alive = writer_may_live(self.folder, writer)
+                self._writer_state = look_at_writer(self.folder, writer)
             self._polled = self._clock()
-            if changed or was != (self.is_removed, self.damage, self._alive):
+            may_live = self._writer_state.may_live
+            if changed or was != (self.is_removed, self.damage, may_live):
                 self.version += 1
             return self.version
 
     def summary(self) -> RunSummary:
         """Returns the summary so far."""
         with self.lock:
-            found = self._fold.summary(lambda writer: self._alive is not False)
+            found = self._fold.summary(lambda _: self._writer_state)
             update = {"id": self.folder.name, "damage": self.damage}
             if self.damage:
                 update["status"] = "damaged"
