@@ -322,6 +322,16 @@ def test_data_is_written_on_the_other_node(bench: Bench) -> None:
     bench.launcher.stop(token)
 
 
+def test_the_processor_time_of_a_process_is_told(bench: Bench) -> None:
+    """A start that uses the processor is slow, and does not hang."""
+    token = bench.start("while True: pass")
+    first = bench.until(lambda: bench.launcher.spent_s(token))
+    bench.until(lambda: (bench.launcher.spent_s(token) or 0.0) > first)
+    bench.launcher.stop(token)
+    bench.end_of(token)
+    assert bench.launcher.spent_s(token) is None
+
+
 def test_close_ends_all(toy: Any) -> None:
     bench = Bench(toy)
     bench.start("print('there', flush=True); import time; time.sleep(600)")
@@ -430,7 +440,8 @@ MEMORY = Memory(pid=7, descriptor=3, mark=(1, 2))
         ("listen", Listening(port=7, descriptor=3)),
         ("give", None),
         ("report", AgentReport(
-            lines=[("t", "\u20ac")], exits={"t": Exit(name="t", code=-9, reason="r")}
+            lines=[("t", "\u20ac")], exits={"t": Exit(name="t", code=-9, reason="r")},
+            spent_ms={"u": 70},
         )),
     ],
 )  # fmt: skip
@@ -446,6 +457,7 @@ def test_what_an_agent_tells_is_json(method: str, value: Any) -> None:
         ("listen", {"port": "7", "descriptor": 3}), ("listen", {"port": 7}),
         ("report", {"lines": [["a"]], "exits": {}}),
         ("report", {"lines": [], "exits": {"a": [1, 2, 3, 4]}}), ("report", {}),
+        ("report", {"lines": [], "exits": {}, "spent_ms": {"a": "7"}}),
     ],
 )  # fmt: skip
 def test_nonsense_of_an_agent_is_refused(method: str, told: dict[str, Any]) -> None:

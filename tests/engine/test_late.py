@@ -11,6 +11,8 @@ from shoal.strategies import get
 from shoal.testing.problems import LeastSquares
 from tests.support.inline import Cluster, Setup
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 PROBLEM = LeastSquares.seeded(rows=480)
 EPOCHS, OTHER, SLOW = 2, 1, 2
 

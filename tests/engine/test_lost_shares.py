@@ -28,6 +28,8 @@ from tests.simulation.failover.counting import EmbeddingBackend
 from tests.simulation.failover.stage import one_hot
 from tests.support.inline import Outcome, Setup, train
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 ROWS, EPOCHS, BATCH = 40, 3, 7  # shares of 4 and 3; five steps, and one of 5
 
 

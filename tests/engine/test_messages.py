@@ -25,6 +25,8 @@ from tests.engine.cases import runs_well, setup, shut_out
 from tests.engine.false_peers import frame
 from tests.support.inline import Cluster, Setup
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 # What the server turns into a bad frame, which closes the connection.
 REFUSED = (ArithmeticError, LookupError, TypeError, ValueError)
 

@@ -27,6 +27,8 @@ from shoal.wire.frames import HEADER, MAGIC, Link, pack_head
 from tests.engine.cases import runs_well, setup, shut_out
 from tests.support.inline import Cluster
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 UNVERIFIED: dict[str, bytes] = {
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(64),
     "garbage": secrets.token_bytes(4096),

@@ -46,6 +46,9 @@ class FakeStage:
     def give(self, name: str, part: ServeInherited) -> None:
         self.parts.append(part)
 
+    def spent_s(self, name: str) -> None:
+        """Nobody knows."""
+
     def pid(self, name: str) -> int:
         return os.getpid()
 

@@ -39,6 +39,8 @@ from shoal.testing import faults
 from shoal.testing.problems import LeastSquares
 from tests.support.inline import Outcome, Setup, train
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 ROWS, EPOCHS, BATCH = 96, 3, 7  # 13 steps of 7 rows and one of 5
 FULL = 13
 PROBLEM = LeastSquares.seeded(rows=ROWS, size=5)

@@ -17,6 +17,8 @@ from shoal.testing.problems import LeastSquares
 from tests.engine.test_standby import WHERE, kill
 from tests.support.inline import Cluster, Outcome, Setup, train
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 PROBLEM = LeastSquares.seeded(rows=64, size=150)
 RATE = 0.005
 ROUNDS = ["local_sgd", "all_reduce", "easgd", "diloco"]

@@ -33,6 +33,8 @@ from shoal.testing.problems import LeastSquares
 from shoal.wire.frames import pack_head
 from tests.support.inline import Cluster, Outcome, Setup
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 PROBLEM = LeastSquares.seeded(rows=96)
 EPOCHS = 3
 

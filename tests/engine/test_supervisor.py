@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.engine.controller.start_progress import MOST_TIMES, STILL_S
 from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.coordination.restart_policy import SETTLED_S, RestartPolicy
 from shoal.engine.environment import SYSTEM
@@ -26,6 +27,7 @@ def test_workers_that_end_with_their_server_do_not_count_as_lost() -> None:
         environment=SYSTEM,
         worker=lambda hint: f"w{hint}",
         age_s=lambda _: 0.0,
+        spent_s=lambda _: None,
         longest_join_s=0.0,
         give=lambda *_: None,
         is_waiting=lambda _: False,
@@ -63,6 +65,8 @@ class Stand:
         self.ended: dict[str, Exit] = {}
         self.warm, self.waiting = set[str](), set[str]()
         self.given = list[str]()
+        self.paces = dict[str, float]()
+        """Processor time of a process in a second."""
         policy, observer = RestartPolicy(max_restarts=99), SimpleNamespace()
         observer.on_event = lambda kind, **fields: self.told.append((kind, fields))
         stage: Any = self
@@ -84,6 +88,10 @@ class Stand:
 
     def age_s(self, token: str) -> float:
         return 1000.0 if token in self.warm else 0.0
+
+    def spent_s(self, token: str) -> float | None:
+        pace = self.paces.get(token)
+        return None if pace is None else pace * self.clock.now
 
     def give(self, token: str, *_: object) -> None:
         self.given.append(token)
@@ -135,6 +143,38 @@ def test_a_worker_that_never_starts_is_replaced(
     stand.watch(4.0)
     [reason] = stand.reasons()
     assert reason.startswith("hung: not ready after 40")
+    assert stand.made == 3
+
+
+def test_a_slow_start_on_a_busy_machine_is_no_hang() -> None:
+    """Its imports were not measured: other workers had done theirs while they waited.
+
+    Before, replacements were killed one after the other, and the run with them.
+    """
+    stand = Stand(workers=1)
+    stand.watch(0.3)
+    stand.works("w1", 0)
+    stand.stop("w1")
+    limit_s = start_limit_s(0.4)
+    stand.paces = {"w2": 0.02}
+    stand.watch(4 * limit_s)
+    assert stand.made == 2
+    stand.paces = {"w2": 0.0}  # it is stopped now
+    stand.watch(2.0)
+    assert stand.made == 2
+    stand.watch(STILL_S)
+    assert stand.reasons()[1].startswith("hung: not ready after 6")
+
+
+def test_a_start_that_computes_for_ever_ends() -> None:
+    stand = Stand(workers=1)
+    stand.watch(0.3)
+    stand.works("w1", 0)
+    stand.stop("w1")
+    stand.paces = {"w2": 1.0, "w3": 1.0}
+    stand.watch((MOST_TIMES - 1) * start_limit_s(0.4))
+    assert stand.made == 2
+    stand.watch(2 * start_limit_s(0.4))
     assert stand.made == 3
 
 

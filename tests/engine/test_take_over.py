@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.engine.coordination.timeouts import FLOOR_S
 from shoal.engine.environment import SYSTEM
 from shoal.engine.server.base import BaseServer
 from shoal.engine.server.replication import Replication, StandbyPeer
+from shoal.engine.transport.client_connection import TURN_S
 from shoal.engine.transport.messages.standby import StandbyCalls
 from shoal.engine.transport.messages.worker_to_server import Busy
 from shoal.engine.worker.client import ServerClient
@@ -161,6 +163,23 @@ def test_a_worker_that_waits_after_a_failover_is_not_hung() -> None:
         second.push(pieces)
         assert [v.hear()["kind"] for v in (first, second)] == ["reply", "reply"]
         assert sessions[first.rank].liveness.since is not None
+
+
+def test_a_worker_that_calls_at_the_lost_server_first_is_not_hung() -> None:
+    """Nobody answers there until the next standby has started, or for `TURN_S`."""
+    with taken_over() as (cluster, first, second, _):
+        liveness = cluster.server.replica.sessions[first.rank].liveness
+        liveness.longest_s = 0.0  # how busy this machine is plays no part
+        assert liveness.since is not None
+        assert liveness.startup_s
+        assert not liveness.is_over(liveness.since + TURN_S + FLOOR_S / 2)
+        assert liveness.is_over(liveness.since + TURN_S + FLOOR_S + 1)
+        for voice in (first, second):
+            voice.go_back()
+        first.ask_again()
+        second.ask("compiling")
+        assert second.hear()["kind"] == "noted"
+        assert cluster.server.replica.sessions[second.rank].liveness.return_s == 0.0
 
 
 def test_the_new_leader_gives_an_open_round_its_time() -> None:

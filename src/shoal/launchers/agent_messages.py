@@ -42,7 +42,8 @@ def pack(value: Any) -> Json:
                 token: [gone.name, gone.code, gone.reason, gone.output]
                 for token, gone in value.exits.items()
             }
-            return {"lines": [list(line) for line in value.lines], "exits": exits}
+            lines = [list(line) for line in value.lines]
+            return {"lines": lines, "exits": exits, "spent_ms": value.spent_ms}
         case _:
             raise TypeError(f"an agent cannot tell {value!r}")
 
@@ -63,7 +64,7 @@ def parse(method: str, told: Mapping[str, Any]) -> Any:
 
     Example:
         >>> parse("report", pack(AgentReport(lines=[("a", "epoch 1")])))
-        AgentReport(lines=[('a', 'epoch 1')], exits={})
+        AgentReport(lines=[('a', 'epoch 1')], exits={}, spent_ms={})
     """
     try:
         match method:
@@ -85,6 +86,9 @@ def parse(method: str, told: Mapping[str, Any]) -> Any:
                 return AgentReport(
                     lines=[(_text(t), _text(line)) for t, line in told["lines"]],
                     exits={_text(t): _exit(e) for t, e in told["exits"].items()},
+                    spent_ms={
+                        _text(t): _number(ms) for t, ms in told["spent_ms"].items()
+                    },
                 )
             case _:
                 return None

@@ -160,6 +160,11 @@ class Launcher(ABC):
         del token
         return False
 
+    def spent_s(self, token: str) -> float | None:
+        """Returns the processor time that a process has used, None if unknown."""
+        del token
+        return None
+
     @property
     def is_settled(self) -> bool:
         """Whether every process that is not patient has room, or has ended."""

@@ -95,10 +95,12 @@ class AgentReport:
     Args:
         lines: (token, line) of processes' output.
         exits: Ended processes, by token. All their lines have been reported.
+        spent_ms: Processor time of the others, where it is known, by token.
     """
 
     lines: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     exits: dict[str, Exit] = field(default_factory=dict[str, Exit])
+    spent_ms: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @final
@@ -278,7 +280,16 @@ class NodeAgent:
         exits: dict[str, Exit] = {}
         if not self._lines:
             exits, self._exits = self._exits, {}
-        return AgentReport(lines=lines, exits=exits)
+        return AgentReport(lines=lines, exits=exits, spent_ms=self._spent_ms())
+
+    def _spent_ms(self) -> dict[str, int]:
+        launcher = self._launcher
+        if launcher is None:
+            return {}
+        found = {t: launcher.spent_s(inner) for inner, t in list(self._tokens.items())}
+        return {
+            t: round(1e3 * spent) for t, spent in found.items() if spent is not None
+        }
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends all processes, by force after `grace_s` seconds, and closes sockets."""

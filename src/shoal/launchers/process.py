@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, final
 
 import cloudpickle
+import psutil
 
 from shoal.forks import blank, gives_up
 from shoal.host.limits import within_limits
@@ -201,6 +202,17 @@ class ProcessLauncher(Launcher):
     def pid(self, token: str) -> int:
         """Returns the process id of a child."""
         return self._children[token].process.pid
+
+    def spent_s(self, token: str) -> float | None:
+        """Returns the processor time that a child has used, None if unknown."""
+        child = self._children.get(token)
+        if child is None or self._through is not None:
+            return None
+        try:
+            times = psutil.Process(child.process.pid).cpu_times()
+        except psutil.Error:
+            return None
+        return times.user + times.system
 
     def stop(self, token: str, grace_s: float = 0.0) -> None:
         """Ends one process, by force after `grace_s` seconds."""

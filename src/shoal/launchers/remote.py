@@ -83,6 +83,7 @@ class RemoteProcess:
         log: File of its lines, None for none.
         early: Lines that it wrote before it was given a role.
         reads_data: Whether it has to wait for the data of its node.
+        spent_s: Processor time that it has used, None before its agent has told.
     """
 
     role: Role
@@ -94,6 +95,7 @@ class RemoteProcess:
     since: float = 0.0
     is_stopped: bool = False
     reads_data: bool = True
+    spent_s: float | None = None
 
     @property
     def slot(self) -> AgentSlot | None:
@@ -288,6 +290,11 @@ class RemoteLauncher(Launcher):
         process = self._processes.get(token)
         return process is not None and process.slot is None
 
+    def spent_s(self, token: str) -> float | None:
+        """Returns the processor time that a process has used, None if unknown."""
+        process = self._processes.get(token)
+        return None if process is None else process.spent_s
+
     # ------------------------------------------------------------ following
 
     def poll(self) -> dict[str, Exit]:
@@ -358,6 +365,9 @@ class RemoteLauncher(Launcher):
                 process.early.append(line)
             if process is not None and self._echo is not None:
                 self._echo(process.role.name, line)
+        for token, spent_ms in report.spent_ms.items():
+            if token in self._processes:
+                self._processes[token].spent_s = spent_ms / 1e3
         for token, gone in report.exits.items():
             if slot.token == token:
                 slot.token, slot.idle_since = "", time.monotonic()

@@ -272,6 +272,10 @@ class ProcessPool:
         """Whether a worker's process has not begun as no machine has room for it."""
         return self._of(token).is_waiting(token)
 
+    def spent_s(self, token: str) -> float | None:
+        """Processor time that a process has used, None if unknown."""
+        return self._of(token).spent_s(token)
+
     def give(self, token: str, argument: Any, log: Path | None = None) -> None:
         """Gives a process its spec."""
         self._of(token).give(token, argument, log)

@@ -14,6 +14,7 @@ from typing import final
 from shoal.engine.controller.endpoints import ServerEndpoints, ServerSocket
 from shoal.engine.controller.observer import Observer
 from shoal.engine.controller.process_pool import ProcessPool
+from shoal.engine.controller.start_progress import StartProgress
 from shoal.engine.coordination.restart_policy import FIRST_DELAY_S, later_delay_s
 from shoal.engine.coordination.timeouts import PAUSE_S
 from shoal.engine.server.main import ServeInherited
@@ -98,6 +99,7 @@ class Servers:
         self._standby_started: float | None = (
             None  # it has not connected to its server yet
         )
+        self._standby_progress = self._progress_of("")
         self._standby_failures = self._generation = 0
         self._lost_at, self._looked = 0.0, self._clock()
         self._on_succession = on_succession
@@ -150,7 +152,7 @@ class Servers:
         """
         began = self._clock()
         try:
-            self._link = self._call(min(GREETING_S, limit_s), meanwhile)
+            self._link = self._call_slow(min(GREETING_S, limit_s), meanwhile)
         except (OSError, ExchangeTimeout) as error:
             raise ServerGone(
                 f"the server of the run did not start: {error}. "
@@ -161,6 +163,25 @@ class Servers:
         self.command(Control())
         if self._has_standby:
             self._standby_due = self._clock()
+
+    def _call_slow(self, limit_s: float, meanwhile: Callable[[], None]) -> Link:
+        """Connects to a server that starts, and may be slow on a busy machine."""
+        began, progress = self._clock(), self._progress_of(self._pair.server)
+
+        def look() -> None:
+            progress.look(self._clock())
+            meanwhile()
+
+        while True:
+            try:
+                return self._call(limit_s, look)
+            except ExchangeTimeout:
+                now = self._clock()
+                if progress.is_over(now, late_s=now - began, limit_s=limit_s):
+                    raise
+
+    def _progress_of(self, token: str) -> StartProgress:
+        return StartProgress(spent=lambda: self._pool.spent_s(token))
 
     def _begin_pulse(self, startup_s: float) -> None:
         spec, size = self._spec, 0
@@ -283,9 +304,13 @@ class Servers:
         now = self._clock()
         pause_s, self._looked = now - self._looked, now
         if self._standby_started is not None:
+            progress, late_s = self._standby_progress, now - self._standby_started
             if pause_s > PAUSE_S:  # it may have connected in the pause
                 self._standby_started += pause_s
-            elif now - self._standby_started > start_limit_s:
+                progress.forgive(pause_s)
+                late_s -= pause_s
+            progress.look(now)
+            if progress.is_over(now, late_s=late_s, limit_s=start_limit_s):
                 self._lose_standby(f"hung: not started within {start_limit_s:.1f} s")
         if self._standby_due is not None and now >= self._standby_due:
             self._start_standby()
@@ -371,6 +396,7 @@ class Servers:
         if spec is not None:
             pair.start_standby()
             self._standby_started = self._clock()
+            self._standby_progress = self._progress_of(pair.standby)
             # It gets the state from the leader. A replica that begins from a checkpoint
             # reports a rollback.
             server = replace(spec, restart=None)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
 from shoal.engine.controller.observer import Observer
 from shoal.engine.controller.process_pool import ProcessPool
+from shoal.engine.controller.start_progress import StartProgress
 from shoal.engine.coordination import restart_policy
 from shoal.engine.coordination.timeouts import PAUSE_S
 from shoal.engine.transport.heartbeat import start_limit_s
@@ -40,6 +42,7 @@ class WorkerProcess:
         ends_at: Monotonic seconds when its process is ended, 0 for never.
         works_since: Monotonic seconds when it had compiled, 0 before.
         is_warm: Its process was a waiting one.
+        progress: Progress of its start.
     """
 
     hint: int
@@ -51,6 +54,7 @@ class WorkerProcess:
     ends_at: float = 0.0
     works_since: float = 0.0
     is_warm: bool = False
+    progress: StartProgress
 
 
 @final
@@ -137,6 +141,7 @@ class WorkerSupervisor:
             started=began,
             replaces=replaces,
             is_warm=bool(replaces) and self._pool.age_s(token) > self._longest_start_s,
+            progress=StartProgress(spent=partial(self._pool.spent_s, token)),
         )
         self._pool.give(token, self._make_spec(hint, token), self._log(hint))
 
@@ -253,10 +258,13 @@ class WorkerSupervisor:
             if self._pool.is_waiting(process.token):  # no machine has room for it yet
                 process.started = now
                 continue
-            limit_s = self._limit_s(process)
+            limit_s, progress = self._limit_s(process), process.progress
             if pause_s > PAUSE_S:  # it may have reported in the pause
                 process.started = min(now, process.started + pause_s)
-            elif now - process.started > limit_s:
+                progress.forgive(pause_s)
+            progress.look(now)
+            late_s = now - process.started
+            if progress.is_over(now, late_s=late_s, limit_s=limit_s):
                 process.reason = f"hung: not ready after {limit_s:.1f} s"
                 process.ends_at = now
 

@@ -31,6 +31,7 @@ class LivenessTimeout:
         is_compiling: It has reported that it compiles for a batch of another size.
         more_s: Additional seconds in which it may wait for other workers in silence.
         busy_s: Seconds in which it has reported that it is busy.
+        return_s: Seconds that it may take to find the server that leads now.
     """
 
     startup_s: float = 0.0
@@ -39,10 +40,20 @@ class LivenessTimeout:
     is_compiling: bool = False
     more_s: float = 0.0
     busy_s: float = 0.0
+    return_s: float = 0.0
 
     def answered(self, now: float) -> None:
         """It has been answered: its next message is due."""
-        self.since = now
+        self.since, self.return_s = now, 0.0
+
+    def returns(self, now: float, within_s: float) -> None:
+        """Its server was lost: its return to the next one is due.
+
+        Args:
+            now: Seconds of the clock.
+            within_s: Seconds that a call at an address without a server may take.
+        """
+        self.since, self.return_s = now, within_s
 
     def moves(self, now: float) -> None:
         """Bytes go to it or come from it: it is not silent before they have arrived."""
@@ -71,6 +82,7 @@ class LivenessTimeout:
             is_busy: It reported the same about steps of a kind that it takes for the
                 first time. Their duration is known when they are done.
         """
+        self.return_s = 0.0
         if self.since is None:
             return
         silence, self.since = now - self.since, None
@@ -103,7 +115,8 @@ class LivenessTimeout:
         if not self.startup_s:
             return float("inf")
         more = STARTUP_TIMES * self.startup_s if self.is_compiling else 0.0
-        return FLOOR_S + self.more_s + more + TIMES * self.longest_s
+        more += self.more_s + self.return_s
+        return FLOOR_S + more + TIMES * self.longest_s
 
     def is_over(self, now: float) -> bool:
         """Whether it has been silent for too long."""

@@ -16,6 +16,7 @@ from shoal.engine.server.replication import ENDED, FailoverState
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Buffers
+from shoal.engine.transport.client_connection import TURN_S
 from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.fields import exactly
 from shoal.engine.transport.listener import Connections, Peer
@@ -478,6 +479,7 @@ class Primary(BaseServer):
             return
         now = self._clock()
         for session in list(self.replica.sessions.values()):
-            session.liveness.answered(now)  # its return is due
+            # It may call at the address of the lost server, where nobody answers.
+            session.liveness.returns(now, within_s=TURN_S)
             if session.token not in handover.lead.living:
                 self._forget(session)

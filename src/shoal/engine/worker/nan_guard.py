@@ -3,7 +3,6 @@
 This file decides the action of one worker: before it pushes weights, and, under
 gradient exchange, if a gradient of any worker was not finite. All workers then see
 the same mean, have the same state, and therefore decide alike without a message.
-the same state, and therefore decide alike without a word.
 """
 
 from __future__ import annotations
