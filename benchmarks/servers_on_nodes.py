@@ -96,8 +96,8 @@ def main() -> None:
                 )
     one, many = (st.median(rates) for rates in found.values())
     print(
-        f"{workers} workers, cables of {given.mbit:g} Mbit/s: {one:,.0f} samples/s with "
-        f"one server, {many:,.0f} with {workers + 1}: {many / one:.2f} times"
+        f"{workers} workers, cables of {given.mbit:g} Mbit/s: {one:,.0f} samples/s "
+        f"with one server, {many:,.0f} with {workers + 1}: {many / one:.2f} times"
     )
 
 
