@@ -19,8 +19,8 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test backends examples lint format generated generate notebooks docs serve coverage \
-	matrix ray spark ui bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
-	bench-ui screenshots interrupts keras-suite constraints clean
+	matrix ray spark aws ui bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
+	interrupts keras-suite constraints clean
 
 help:
 	@echo "make demo      train on real data, kill a worker, see the picture"
@@ -31,8 +31,8 @@ help:
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
 	@echo "make spark     tests on Spark sessions, which need Java; 10 minutes"
+	@echo "make aws       clusters on AWS, against stand-ins; 3 minutes, and once 3 to install them"
 	@echo "make ui        the web page in a real browser, which needs chromium; 2 minutes"
-	@echo "make bench-ui  the page's numbers;  make screenshots  its pictures for the docs"
 	@echo "make matrix | bench | bench-full | bench-gpu | compare   what takes longer"
 	@echo "make keras-suite  Keras' own tests of fit, through shoal.fit; 40 minutes"
 	@echo "make simulate  100,000 random schedules of failing runs"
@@ -52,7 +52,6 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet \
 		--disable-pip-version-check --editable '.[dev]'
-	$(BIN)/python hatch_build.py || echo "The page will draw simpler charts."
 	touch $@
 
 demo: $(STAMP)
@@ -147,6 +146,18 @@ ray: $(STAMP)
 spark: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest --timeout 300 -m spark tests/spark
 
+# AWS without AWS: moto, ministack, linters of templates and scripts. What needs other
+# versions than the tests have is in environments of its own.
+AWS_TOOLS := .venv-aws/stand-ins/.stamp .venv-aws/checkov/.stamp
+
+.venv-aws/%/.stamp: tests/aws/requirements/%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+aws: $(STAMP) $(AWS_TOOLS)
+	$(HASTY) $(BIN)/python -m pytest --timeout 300 -m aws tests/aws
+
 # The page in a real browser, Debian's chromium.
 ui: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m ui tests/ui
@@ -158,13 +169,6 @@ keras-suite: $(STAMP)
 
 bench compare simulate soak chaos fuzz kills pause interrupts: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
-
-bench-ui: $(STAMP)
-	$(BIN)/python -m benchmarks.ui
-
-# Pictures of the page for the docs, of the demo's runs; RUNS=folder takes those of it.
-screenshots: $(STAMP)
-	$(BIN)/python docs/screenshots.py $(RUNS)
 
 bench-gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu
@@ -179,6 +183,6 @@ constraints: $(STAMP)
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv .benchmarks build dist site shoal-runs .pytest_cache .ruff_cache \
+	rm -rf .venv .venv-aws .benchmarks build dist site shoal-runs .pytest_cache .ruff_cache \
 		.hypothesis .import_linter_cache .coverage .coverage.* htmlcov
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

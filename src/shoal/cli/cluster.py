@@ -13,6 +13,7 @@ from typing import Annotated, Any, final
 import typer
 from typer.core import TyperCommand
 
+from shoal.cli import cluster_logs, cluster_plan
 from shoal.cli.doctor import SIGNS
 from shoal.cli.group import FAILURE
 from shoal.cli.steps import Steps
@@ -20,10 +21,11 @@ from shoal.cli.tables import show_json, show_table
 from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.health import CHECKS, NodeHealth
 from shoal.clusters.hosts_file import HostsFile
-from shoal.clusters.lifecycle import ManagedCluster
+from shoal.clusters.lifecycle import ManagedCluster, NodeStatus
 from shoal.clusters.pins import needs_of_shoal, pins_here
-from shoal.clusters.providers import read_cluster_file
-from shoal.errors import ShoalError
+from shoal.clusters.provider import Wishes
+from shoal.clusters.providers import provider_of, read_cluster_file
+from shoal.errors import ConfigError, ShoalError
 from shoal.plan import environment
 from shoal.terminal import say
 
@@ -32,6 +34,12 @@ app = typer.Typer(
     "checks it.",
     no_args_is_help=True,
 )
+
+app.command("init", no_args_is_help=True)(cluster_plan.init)
+app.command("cost", no_args_is_help=True)(cluster_plan.show_cost)
+app.command("policy", no_args_is_help=True)(cluster_plan.show_policy)
+app.command("template")(cluster_plan.show_template)
+app.command("logs", no_args_is_help=True)(cluster_logs.show_logs)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -44,23 +52,50 @@ def store() -> ClusterStore:
 
 @app.command("up", no_args_is_help=True)
 def up(
-    file: Annotated[
-        Path, typer.Argument(metavar="HOSTS.YAML", help="File of the hosts.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of the cluster.")],
     name: Annotated[
         str | None, typer.Option(help="Name of the cluster; default from the file.")
     ] = None,
+    is_dry: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what would be made, and ask nobody."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; with --dry-run.")
+    ] = False,
+    agrees: Annotated[
+        bool, typer.Option("--yes", help="Agree to the price of what is made.")
+    ] = False,
+    opens: Annotated[
+        bool, typer.Option("--force-open", help="Allow SSH from all addresses.")
+    ] = False,
+    keeps_failed: Annotated[
+        bool,
+        typer.Option("--keep-failed", help="Keep made machines of an `up` that fails."),
+    ] = False,
 ) -> None:
     """Connects to the hosts, installs what they need, and starts Ray on them.
 
     A second call starts what is missing. A host that fails does not stop the others,
     as long as `min_workers` of them are up. If the file names a `provider`, the hosts
-    are made first; a first `up` that fails releases them.
+    are made first, after their price is shown and agreed to; a first `up` that fails
+    releases them.
     """
     asked = read_cluster_file(file)
     called = asked.spec.name if name is None else name
+    if is_dry:
+        spec = asked.spec.model_copy(update={"name": called})
+        preview = asked.provider.preview(spec)
+        cluster_plan.show_preview(preview, as_json=as_json)
+        return
     with _half_up(called), Steps() as steps:
-        standing = ManagedCluster(called, store()).up(asked, _backend(), steps.tell)
+        wishes = Wishes(
+            confirm=lambda preview: cluster_plan.confirm(preview, steps, agrees=agrees),
+            opens=opens,
+            keeps_failed=keeps_failed,
+        )
+        cluster = ManagedCluster(called, store())
+        standing = cluster.up(asked, _backend(), steps.tell, wishes)
     state = standing.state
     count = 0 if state.hosts is None else len(state.hosts.hosts)
     say(
@@ -69,6 +104,8 @@ def up(
     )
     for address, why in standing.failed.items():
         say(f"not {address}: {why}", err=True)
+    for note in asked.provider.notes(state):
+        say(note)
 
 
 @app.command("list")
@@ -91,6 +128,7 @@ def show_clusters(as_json: AsJson = False) -> None:
                     "address": state.address if state.nodes else None,
                     "provider": state.provider,
                     "nodes": [node.address for node in state.nodes],
+                    "ends": state.facts.get("end"),
                 }
                 for state in states
             ]
@@ -101,19 +139,36 @@ def show_clusters(as_json: AsJson = False) -> None:
         return
     rows = [
         (one.name, one.provider, len(one.nodes),
-         one.head.address if one.nodes else "-", one.address if one.nodes else "-")
+         one.head.address if one.nodes else "-", one.address if one.nodes else "-",
+         one.facts.get("end") or "-")
         for one in states
     ]  # fmt: skip
-    show_table(rows, columns=("name", "provider", "hosts", "head", "Ray"))
+    show_table(rows, columns=("name", "provider", "hosts", "head", "Ray", "ends"))
 
 
 @app.command("status", no_args_is_help=True)
-def show_status(name: Name, as_json: AsJson = False) -> None:
-    """Asks every node whether it runs; ends with status 1 when one does not."""
+def show_status(
+    name: Name,
+    as_json: AsJson = False,
+    resource_file: Annotated[
+        Path | None,
+        typer.Option(help="Write ids to line one, addresses to line two of a file."),
+    ] = None,
+) -> None:
+    """Asks every node whether it runs; ends with status 1 when one does not.
+
+    A resource file has ids of machines on its first line and private addresses on its
+    second, the head first, separated by spaces.
+    """
     found = ManagedCluster(name, store()).status()
+    if resource_file is not None:
+        _write_resources(resource_file, found)
     if as_json:
         show_json([asdict(node) for node in found])
     else:
+        state = store().get(name)
+        for note in provider_of(state).notes(state):
+            say(note)
         rows = [
             (
                 "-" if node.number is None else node.number,
@@ -203,7 +258,9 @@ def down(
         say(f"not {address}: {why}", err=True)
     if ended.released:
         say(f"{name}: machines given back to the provider {ended.released}")
-    elif not ended.processes and not ended.failed:
+    for sentence in ended.kept:
+        say(sentence)
+    if not (ended.released or ended.processes or ended.failed):
         say(f"{name} is not known here: there is nothing to end")
     if ended.failed:
         raise typer.Exit(FAILURE)
@@ -238,6 +295,19 @@ def _half_up(name: str) -> Generator[None]:
                 err=True,
             )
         raise
+
+
+def _write_resources(path: Path, found: list[NodeStatus]) -> None:
+    nodes = [node for node in found if node.number is not None]
+    ids = " ".join(node.instance or node.address for node in nodes)
+    addresses = " ".join(node.private or node.address for node in nodes)
+    try:
+        path.write_text(f"{ids}\n{addresses}\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}. Expected a file in a folder "
+            "that exists. Name another one."
+        ) from error
 
 
 def _backend() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import final
 
@@ -46,6 +48,15 @@ class Steps:
             self._tasks[name] = self._shown.add_task(one_line(name), total=1, step="")
         done = 1 if step.startswith(ENDS) else 0
         self._shown.update(self._tasks[name], step=first, completed=done)
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Keeps the lines still, for a question."""
+        if self._is_live:
+            self._shown.stop()
+        yield
+        if self._is_live:
+            self._shown.start()
 
     def __enter__(self) -> Steps:
         if self._is_live:

@@ -179,6 +179,11 @@ class ClusterStore:
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder).expanduser()
 
+    @property
+    def folder(self) -> Path:
+        """Returns the folder."""
+        return self._folder
+
     def names(self) -> list[str]:
         """Returns the names of all clusters with a file."""
         return sorted(path.stem for path in self._folder.glob("*.json"))

@@ -12,7 +12,7 @@ from shoal.clusters.health import NodeHealth, examine
 from shoal.clusters.host_setup import HostSetup, Tell
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.pins import pins_here
-from shoal.clusters.provider import Acquisition, Instance, Provider
+from shoal.clusters.provider import Acquisition, Instance, Provider, Wishes
 from shoal.clusters.providers import ClusterFile, provider_of
 from shoal.clusters.remote_call import ask
 from shoal.errors import ClusterError, PlanError, ShoalError
@@ -124,11 +124,13 @@ class Ended:
         processes: Address of a host -> number of processes ended there.
         failed: Address of a host that could not be asked -> reason.
         released: The provider that released the machines; "" for the user's own hosts.
+        kept: Sentences about what stays on purpose.
     """
 
     processes: Mapping[str, int] = field(default_factory=dict[str, int])
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
     released: str = ""
+    kept: tuple[str, ...] = ()
 
 
 @final
@@ -145,13 +147,20 @@ class ManagedCluster:
 
     # ------------------------------------------------------------------- up
 
-    def up(self, asked: ClusterFile, backend: str, tell: Tell = _silent) -> Standing:
+    def up(
+        self,
+        asked: ClusterFile,
+        backend: str,
+        tell: Tell = _silent,
+        wishes: Wishes | None = None,
+    ) -> Standing:
         """Brings up the cluster, or its missing parts.
 
         Args:
             asked: Its file.
             backend: Keras backend for the hosts.
             tell: Called with the progress of hosts.
+            wishes: What the caller wants beside the file.
 
         Raises:
             ConfigError: This machine lacks packages that hosts should have.
@@ -161,6 +170,7 @@ class ManagedCluster:
                 `min_workers` are up. Machines made for a new cluster have been
                 released; if that failed, a note of the error says so.
         """
+        wishes = wishes or Wishes()
         pins_here(backend)  # before anything costs money
         spec = asked.spec.model_copy(update={"name": self._name})
         with self._store.lock(self._name):
@@ -170,13 +180,13 @@ class ManagedCluster:
                 raise self._another_provider(state, asked)
             self._store.write(state)
             try:
-                acquisition = Acquisition(state, self._store, tell)
+                acquisition = Acquisition(state, self._store, tell, wishes)
                 hosts = asked.provider.acquire(spec, acquisition)
                 told = {"spec": spec.model_dump(mode="json")}
                 made = acquisition.state.model_copy(update=told)
                 return self._bring_up(made, hosts, backend, tell)
             except BaseException as error:
-                if not state.nodes:
+                if not (state.nodes or wishes.keeps_failed):
                     self._undo(asked.provider, error)
                 raise
 
@@ -211,21 +221,24 @@ class ManagedCluster:
             return
         if isinstance(error, Exception):
             on_all(state.nodes, lambda node: end(state, node))
-        elif state.nodes and not provider.makes_machines:
+        elif provider.goes_on or (state.nodes and not provider.makes_machines):
             return
         try:
             self._release(provider, state)
         except ShoalError as why:
             error.add_note(str(why))
 
-    def _release(self, provider: Provider[Any], state: ClusterState) -> None:
-        """Releases machines, and forgets the cluster when nothing of it is left."""
+    def _release(self, provider: Provider[Any], state: ClusterState) -> tuple[str, ...]:
+        """Releases machines, and forgets the cluster when nothing of it is left.
+
+        Returns sentences about what stays on purpose.
+        """
         advice = (
             f"The cluster stays known, and may still cost. Run `shoal cluster down "
             f"{self._name}` to try again."
         )
         try:
-            provider.release(state)
+            kept = tuple(provider.release(state) or ())
         except Exception as error:
             raise ClusterError(
                 f"the machines of the cluster {self._name} could not be released: "
@@ -236,6 +249,7 @@ class ManagedCluster:
             error.add_note(f"Machines were being released. {advice}")
             raise
         self._store.remove(self._name)
+        return kept
 
     # -------------------------------------------------------------- looking
 
@@ -322,8 +336,8 @@ class ManagedCluster:
             self._store.write(state.model_copy(update={"nodes": left, "port": None}))
             why = {node.address: why for node, why in failed.items()}
             return Ended(processes=processes, failed=why)
-        self._release(provider, state)
-        return Ended(processes=processes, released=_released_by(provider))
+        kept = self._release(provider, state)
+        return Ended(processes=processes, released=_released_by(provider), kept=kept)
 
     def _end_forgotten(
         self, asked: ClusterFile, *, removes_environment: bool, backend: str
@@ -336,8 +350,9 @@ class ManagedCluster:
             is_ours = removes_environment and named.python is None
             pins = pins_here(backend, named.packages) if is_ours else None
             return self._end_unknown(spec, None if pins is None else pins.digest)
-        self._release(provider, ClusterState.new(provider.name, spec, backend))
-        return Ended(released=_released_by(provider))
+        state = ClusterState.new(provider.name, spec, backend)
+        kept = self._release(provider, state)
+        return Ended(released=_released_by(provider), kept=kept)
 
     def _end_unknown(self, hosts: HostsFile, environment: str | None) -> Ended:
         """Ends what the hosts themselves know of a cluster of this name.

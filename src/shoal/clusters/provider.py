@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Generic, TypeAlias, final
 
 from pydantic import JsonValue
@@ -36,6 +37,74 @@ class Instance:
 
 
 @final
+@dataclass(frozen=True, kw_only=True)
+class LogText:
+    """A log that a machine wrote while it was made.
+
+    Args:
+        machine: Id of the machine.
+        name: Name of the log.
+        text: Its text so far.
+    """
+
+    machine: str
+    name: str
+    text: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A table of a preview.
+
+    Args:
+        title: Its title.
+        columns: Names of its columns.
+        rows: Its rows.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What `up` would make, and what it costs.
+
+    Args:
+        sections: Tables, for people.
+        closing: Sentences below them.
+        details: The same for programs, as JSON.
+    """
+
+    sections: Sequence[Section] = ()
+    closing: Sequence[str] = ()
+    details: Mapping[str, object]
+
+
+def _agree(preview: Preview) -> None:
+    """Agrees to any price."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the caller of `up` wants beside the file.
+
+    Args:
+        confirm: Called with what would be made and paid for; raises to refuse.
+        opens: Whether machines may be reached by everybody.
+        keeps_failed: Whether machines of an `up` that fails are kept, to look at.
+    """
+
+    confirm: Callable[[Preview], None] = _agree
+    opens: bool = False
+    keeps_failed: bool = False
+
+
+@final
 class Acquisition:
     """Arguments of `acquire`: the state of the cluster, and a place for facts.
 
@@ -43,10 +112,23 @@ class Acquisition:
         state: Known state; for a new cluster its name, its id and the spec.
         store: Stores the facts.
         tell: Called with the progress of machines.
+        wishes: What the caller wants beside the file.
     """
 
-    def __init__(self, state: ClusterState, store: ClusterStore, tell: Tell) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        store: ClusterStore,
+        tell: Tell,
+        wishes: Wishes | None = None,
+    ) -> None:
         self._state, self._store, self._tell = state, store, tell
+        self.wishes = wishes or Wishes()
+
+    @property
+    def folder(self) -> Path:
+        """Returns the folder of the states of clusters, for files beside them."""
+        return self._store.folder
 
     @property
     def state(self) -> ClusterState:
@@ -87,10 +169,28 @@ class Provider(ABC, Generic[Spec]):
     """Whether machines are made for the cluster, and removed with it. An interrupted
     `up` releases them then, and so does `down` even if one cannot be reached."""
 
+    goes_on: ClassVar[bool] = False
+    """Whether the provider itself completes, and ends, what an interrupted `up` has
+    begun: it is kept then, and the same command follows it."""
+
     @property
     @abstractmethod
     def spec(self) -> type[Spec]:
         """Returns the class of the fields in a file of this provider."""
+
+    def preview(self, spec: Spec) -> Preview | None:
+        """Returns what `up` would make, for `up --dry-run`; asks nobody.
+
+        Default: None, for a provider that cannot tell.
+
+        Args:
+            spec: Fields of the file.
+
+        Raises:
+            ShoalError: `up` would refuse the file.
+        """
+        del spec
+        return None
 
     @abstractmethod
     def acquire(self, spec: Spec, acquisition: Acquisition) -> HostsFile:
@@ -118,8 +218,34 @@ class Provider(ABC, Generic[Spec]):
             ClusterError: The provider cannot be asked.
         """
 
+    def notes(self, state: ClusterState) -> Sequence[str]:
+        """Returns sentences about a cluster for `up` and `status`; asks nobody.
+
+        Default: none.
+
+        Args:
+            state: State of the cluster.
+        """
+        del state
+        return ()
+
+    def logs(self, state: ClusterState, instance: str) -> Iterable[LogText]:
+        """Returns logs of machines while they were made, also of those that are gone.
+
+        Default: none.
+
+        Args:
+            state: State of the cluster; without facts if this machine has lost it.
+            instance: Id of a machine; "" for all.
+
+        Raises:
+            ClusterError: The provider cannot be asked.
+        """
+        del state, instance
+        return ()
+
     @abstractmethod
-    def release(self, state: ClusterState) -> None:
+    def release(self, state: ClusterState) -> Sequence[str] | None:
         """Releases everything that `acquire` made; missing parts are not an error.
 
         It is called once for a cluster, and again only if it has raised. `acquire`
@@ -127,6 +253,9 @@ class Provider(ABC, Generic[Spec]):
 
         Args:
             state: State of the cluster, with the noted `facts` and the spec.
+
+        Returns:
+            Sentences about what stays on purpose; None for nothing.
 
         Raises:
             ClusterError: A part is left; the cluster then stays known.

@@ -8,7 +8,15 @@ from typing import Any, final
 
 from shoal.clusters.cluster_state import ClusterState
 from shoal.clusters.provider import Provider
-from shoal.clusters.spec_file import ClusterSpec, named, read_fields, validated, wrong
+from shoal.clusters.spec_file import (
+    ClusterSpec,
+    named,
+    parse_fields,
+    read_fields,
+    validated,
+    wrong,
+)
+from shoal.clusters.yaml_text import Lines
 from shoal.registry import Registry
 
 OWN = "hosts"
@@ -16,7 +24,10 @@ OWN = "hosts"
 registry: Registry[Provider[Any]] = Registry(
     kind="provider",
     group="shoal.providers",
-    builtin={OWN: "shoal.clusters.hosts:OwnHosts"},
+    builtin={
+        "aws": "shoal.clusters.aws.provider:Aws",
+        OWN: "shoal.clusters.hosts:OwnHosts",
+    },
     base=Provider,
 )
 """Providers by name, including those of plug-ins."""
@@ -45,7 +56,24 @@ def read_cluster_file(path: Path) -> ClusterFile:
         ConfigError: The file does not exist, its provider is unknown, or a field is
             invalid; with the line.
     """
-    fields, lines = read_fields(path)
+    return _of_fields(*read_fields(path), path)
+
+
+def parse_cluster_file(text: str, path: Path) -> ClusterFile:
+    """Reads the text of such a file.
+
+    Args:
+        text: YAML, or the same as JSON.
+        path: Path of the file, for its name and for messages.
+
+    Raises:
+        ConfigError: The provider is unknown, or a field is invalid; with the line.
+    """
+    is_json = path.suffix == ".json"
+    return _of_fields(*parse_fields(text, str(path), is_json=is_json), path)
+
+
+def _of_fields(fields: dict[str, Any], lines: Lines, path: Path) -> ClusterFile:
     said: object = fields.pop("provider", OWN)
     if not isinstance(said, str):
         raise wrong(str(path), f"provider is {said!r}", "the name of a provider")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from shoal.clusters.yaml_text import MOST_CHARACTERS, Lines, read_yaml
 from shoal.errors import ConfigError
@@ -89,10 +91,26 @@ def validated(
     except ValidationError as error:
         said = [
             f"{_line_of(one['loc'], lines)}{_field(one['loc'])}: "
-            f"{one['msg'].removeprefix('Value error, ')}"
+            f"{one['msg'].removeprefix('Value error, ')}{_nearest(kind, one)}"
             for one in error.errors()
         ]
         raise wrong(where, "; ".join(said), kind.expected()) from error
+
+
+def _nearest(kind: type[BaseModel], error: ErrorDetails) -> str:
+    """Returns the nearest known field, for an unknown one."""
+    if error["type"] != "extra_forbidden":
+        return ""
+    *places, name = error["loc"]
+    model: object = kind
+    for place in places:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            field = model.model_fields.get(str(place))
+            model = None if field is None else field.annotation
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return ""
+    near = difflib.get_close_matches(str(name), model.model_fields, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def named(spec: Spec, path: Path) -> Spec:

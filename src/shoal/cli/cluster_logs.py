@@ -1,0 +1,73 @@
+"""`shoal cluster logs`: what machines wrote while they were made."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.clusters.cluster_state import ClusterState, ClusterStore
+from shoal.clusters.providers import provider_of, read_cluster_file
+from shoal.plan import environment
+from shoal.terminal import say
+
+EVERY_S = 5.0
+
+
+def show_logs(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.")],
+    node: Annotated[
+        str | None,
+        typer.Argument(help="Number, address or machine id of a node; default all."),
+    ] = None,
+    follows: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on as they are written.")
+    ] = False,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(help="File of the cluster, if it is not known here any more."),
+    ] = None,
+) -> None:
+    """Prints what a provider's machines wrote while they booted.
+
+    They are read from the provider's storage, so those of a machine that is gone, and
+    with --hosts of a cluster that is down, are there too.
+    """
+    state = _state_of(name, hosts)
+    provider, instance = provider_of(state), _instance_of(state, node)
+    shown: dict[tuple[str, str], int] = {}
+    while True:
+        found = list(provider.logs(state, instance))
+        for log in found:
+            key = log.machine, log.name
+            new = log.text[shown.get(key, 0) :]
+            shown[key] = len(log.text)
+            for line in new.splitlines():
+                say(f"{log.machine} {log.name}: {line}")
+        if not follows:
+            break
+        time.sleep(EVERY_S)
+    if not shown:
+        say(f"The provider {state.provider} has no logs of {name}.", err=True)
+
+
+def _state_of(name: str, hosts: Path | None) -> ClusterState:
+    known = ClusterStore(environment().clusters)
+    found = known.read(name)
+    if found is None and hosts is not None:
+        asked = read_cluster_file(hosts)
+        spec = asked.spec.model_copy(update={"name": name})
+        return ClusterState.new(asked.provider.name, spec, "")
+    return known.get(name)
+
+
+def _instance_of(state: ClusterState, node: str | None) -> str:
+    """Returns the machine id of a node, which the provider's facts name."""
+    if node is None or node.startswith("i-"):
+        return node or ""
+    address = state.find(node).address
+    names = state.facts.get("names")
+    known = names if isinstance(names, dict) else {}
+    return next((one for one, alias in known.items() if alias == address), address)

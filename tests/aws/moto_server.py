@@ -1,0 +1,84 @@
+"""moto as a process of its own, with what it lacks: capacity, quotas, images.
+
+Started by a fixture; it prints its address, and ends when its standard input closes.
+`capacity` in its folder says how many instances may run, `activities` (JSON) what the
+groups tell about failed launches.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from moto.autoscaling import models as groups
+from moto.autoscaling import responses as group_answers
+from moto.core.responses import ActionResult
+from moto.server import ThreadedMotoServer  # pyright: ignore[reportAttributeAccessIssue]
+from moto.servicequotas import models as quotas
+
+QUOTAS = {"L-1216C47A": 64.0, "L-DB2E81BA": 64.0, "L-417A185B": 0.0}
+
+
+def main(folder: Path) -> None:
+    _cap_launches(folder)
+    _tell_activities(folder)
+    _know_quotas()
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    print(f"http://{host}:{port}", flush=True)
+    sys.stdin.read()
+    server.stop()
+
+
+def _read(path: Path, default: Any) -> Any:
+    return json.loads(path.read_text()) if path.exists() else default
+
+
+def _cap_launches(folder: Path) -> None:
+    """Launches no more instances than `capacity` says."""
+    kind = groups.FakeAutoScalingGroup
+    launch = kind.replace_autoscaling_group_instances
+
+    def capped(self: Any, count_needed: int, propagated_tags: Any) -> None:
+        running = sum(
+            len(group.instance_states)
+            for group in self.autoscaling_backend.autoscaling_groups.values()
+        )
+        free = max(0, int(_read(folder / "capacity", 99)) - running)
+        launch(self, min(count_needed, free), propagated_tags)
+
+    kind.replace_autoscaling_group_instances = capped
+
+
+def _tell_activities(folder: Path) -> None:
+    """Answers DescribeScalingActivities with the text of `activities`, for workers."""
+
+    def described(self: Any) -> ActionResult:
+        name = self._get_param("AutoScalingGroupName") or ""
+        told = _read(folder / "activities", []) if "Workers" in name else []
+        listed = [
+            {
+                "ActivityId": f"a{number}", "AutoScalingGroupName": name,
+                "Cause": "it was asked for", "StatusCode": "Failed",
+                "StatusMessage": text, "StartTime": datetime(2026, 1, 1),
+            }
+            for number, text in enumerate(told)
+        ]  # fmt: skip
+        return ActionResult({"Activities": listed})
+
+    group_answers.AutoScalingResponse.describe_scaling_activities = described
+
+
+def _know_quotas() -> None:
+    def quota(self: Any, service_code: str, quota_code: str) -> dict[str, Any]:
+        return {"QuotaCode": quota_code, "Value": QUOTAS[quota_code]}
+
+    quotas.ServiceQuotasBackend.get_service_quota = quota
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

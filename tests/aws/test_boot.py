@@ -1,0 +1,302 @@
+"""The template's own user data, run as root on a host with files of its own.
+
+A mount namespace with overlays keeps /etc, /var and /root apart, a network namespace
+has EC2's metadata at its address and the wait condition beside it; `aws s3 cp` copies
+to a folder, and `mount.efs` binds one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal.clusters.aws.members import lists_of, members_of
+from shoal.clusters.aws.template import template
+from tests.aws.test_template import Loader
+
+pytestmark = [pytest.mark.aws, pytest.mark.slow, pytest.mark.process]
+
+INSTANCE, ADDRESS = "i-0123456789abcdef0", "10.0.0.7"
+
+SERVICE = '''
+"""EC2's metadata, version 2, and the address of a wait condition."""
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+FACTS = {{"instance-id": {instance!r}, "local-ipv4": {address!r}}}
+
+
+class Service(BaseHTTPRequestHandler):
+    def do_PUT(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path == "/wait":
+            assert not self.headers.get("Content-Type"), self.headers
+            open({signals!r}, "ab").write(body + b"\\n")
+        self.say("a token")
+
+    def do_GET(self):
+        if self.headers.get("X-aws-ec2-metadata-token") != "a token":
+            return self.say("", 401)
+        self.say(FACTS[self.path.rpartition("/")[2]])
+
+    def say(self, text, status=200):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *words):
+        pass
+
+
+server = HTTPServer(("169.254.169.254", 80), Service)
+print("ready", flush=True)
+server.serve_forever()
+'''
+
+AWS = """#!/bin/bash
+# aws s3 cp [--quiet] FROM TO, with a folder in the place of S3
+[ ! -e {folder}/s3-is-closed ] || exit 1
+[ "$1 $2" = "s3 cp" ] || exit 2
+[ -z "$AWS_ACCESS_KEY_ID$AWS_PROFILE" ] || exit 3
+shift 2; [ "$1" != --quiet ] || shift
+from=${{1/s3:\\/\\//{slashed}\\/s3\\/}} to=${{2/s3:\\/\\//{slashed}\\/s3\\/}}
+case $to in */s3/*) mkdir -p "$(dirname "$to")" ;; esac
+if [ "$from" = - ]; then cat >"$to"; else cp "$from" "$to"; fi
+"""
+
+RUN = """
+set -e
+ip link set lo up
+ip addr add 169.254.169.254/32 dev lo
+for part in etc var root opt usr/sbin; do
+    over={folder}/over/$part
+    mkdir -p $over/upper $over/work
+    dirs=lowerdir=/$part,upperdir=$over/upper,workdir=$over/work
+    mount -t overlay overlay -o $dirs /$part
+done
+printf '#!/bin/bash\\nexec mount --bind {folder}/shared "$2"\\n' >/usr/sbin/mount.efs
+chmod 755 /usr/sbin/mount.efs
+rm -f /etc/ssh/ssh_host_*_key.pub
+printf 'ssh-ed25519 AAAAkey host\\n' >/etc/ssh/ssh_host_ed25519_key.pub
+: >/etc/fstab
+{python} {folder}/service.py >{folder}/service &
+service=$!
+while ! grep -q ready {folder}/service; do :; done
+status=0
+bash {folder}/user-data || status=$?
+cp /etc/fstab /etc/profile.d/shoal.sh {folder}/ 2>/dev/null || true
+cp /var/log/shoal-boot.log {folder}/boot.log
+mountpoint -q {folder}/efs && touch {folder}/is-mounted
+if [ -e {folder}/cluster.json ]; then
+    python3 /opt/shoal/write-lists.py {folder}/cluster.json
+    cp /etc/hosts /opt/shoal/workers {folder}/
+    BASH_ENV=/etc/profile.d/shoal.sh bash -c 'env' | grep -E 'DEEP|EFS' >{folder}/env
+fi
+cp /etc/systemd/system/shoal-lists.service {folder}/ 2>/dev/null || true
+kill $service
+exit $status
+"""
+
+
+def user_data_of(role: str, values: dict[str, str]) -> str:
+    """The user data of a role, as CloudFormation would fill it."""
+    found = yaml.load(template(), Loader)["Resources"][f"{role}Template"]
+    told = found["Properties"]["LaunchTemplateData"]["UserData"]
+    parts: list[Any] = told["Fn::Base64"]["Fn::Join"][1]
+    chosen = [part["!If"][1] if "!If" in part else part for part in parts]
+    return "".join(
+        re.sub(r"\$\{([\w:]+)\}", lambda name: values[name[1]], part["!Sub"])
+        if isinstance(part, dict)
+        else part
+        for part in chosen
+    )
+
+
+@dataclass
+class Booted:
+    """What a boot has left."""
+
+    folder: Path
+    status: int
+    log: str
+
+    def object(self, name: str) -> bytes:
+        return (self.folder / "s3/bucket/clusters/prod/0123abcd" / name).read_bytes()
+
+    @property
+    def signals(self) -> list[dict[str, str]]:
+        path = self.folder / "signals"
+        return [json.loads(one) for one in path.read_text().split("\n") if one]
+
+
+@pytest.fixture
+def boot(tmp_path: Path) -> Callable[..., Booted]:
+    """Boots a node once."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for namespaces")
+
+    def run(role: str = "Master", **changed: str) -> Booted:
+        values = {
+            "ClusterName": "prod", "ClusterId": "0123abcd", "AWS::Region": "us-east-1",
+            "Bucket": "bucket", "Proxy": "", "LoginUser": "root", "SetupDigest": "",
+            "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+            "Mount": str(tmp_path / "efs"), "FileSystem": "new", "Files": "fs-0123",
+            "Booted": "http://169.254.169.254/wait", **changed,
+        }  # fmt: skip
+        _write_programs(tmp_path)
+        (tmp_path / "user-data").write_text(user_data_of(role, values))
+        words = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
+        script = RUN.format(folder=tmp_path, python=sys.executable)
+        path = f"{tmp_path}/bin:{os.environ['PATH']}"
+        done = subprocess.run(
+            [*words, "bash", "-c", script], capture_output=True, text=True, check=False,
+            env={"PATH": path, "AWS_PROFILE": "left by the image", "HOME": "/root"},
+        )  # fmt: skip
+        log = tmp_path / "boot.log"
+        assert log.exists(), done.stderr
+        return Booted(tmp_path, done.returncode, log.read_text())
+
+    return run
+
+
+def _write_programs(folder: Path) -> None:
+    programs = folder / "bin"
+    programs.mkdir()
+    slashed = str(folder).replace("/", "\\/")
+    (programs / "aws").write_text(AWS.format(folder=folder, slashed=slashed))
+    (programs / "dnf").write_text(f'#!/bin/bash\necho "$@" >>{folder}/installed\n')
+    (programs / "systemctl").write_text("#!/bin/bash\n")
+    for name in ("aws", "dnf", "systemctl"):
+        (programs / name).chmod(0o755)
+    (folder / "shared").mkdir()
+    told = {
+        "instance": INSTANCE,
+        "address": ADDRESS,
+        "signals": str(folder / "signals"),
+    }
+    (folder / "service.py").write_text(SERVICE.format(**told))
+
+
+def test_a_master_boots_and_signals(boot: Callable[..., Booted]) -> None:
+    found = boot()
+    assert found.status == 0, found.log
+    content = found.object(f"nodes/{INSTANCE}.json")
+    told = {
+        "InstanceId": INSTANCE, "PrivateIpAddress": ADDRESS,
+        "State": {"Name": "running"},
+        "Tags": [{"Key": "shoal:role", "Value": "master"}],
+    }  # fmt: skip
+    [member], wrong = members_of([told], {INSTANCE: content})
+    assert (member.is_ready, wrong) == (True, [])
+    assert member.keys == ("ssh-ed25519 AAAAkey",)
+    [signal] = found.signals
+    assert (signal["Status"], signal["UniqueId"]) == ("SUCCESS", INSTANCE)
+    assert (found.folder / "is-mounted").exists()
+    assert f"fs-0123:/ {found.folder}/efs efs tls,_netdev" in (
+        (found.folder / "fstab").read_text()
+    )
+    profile = (found.folder / "shoal.sh").read_text()
+    assert f"export EFS_MOUNT='{found.folder}/efs'" in profile
+    assert b"ready" in found.object(f"logs/{INSTANCE}/boot.log")
+
+
+def test_a_worker_does_not_signal(boot: Callable[..., Booted]) -> None:
+    found = boot("Worker")
+    assert found.status == 0, found.log
+    assert json.loads(found.object(f"nodes/{INSTANCE}.json"))["role"] == "worker"
+    assert not (found.folder / "signals").exists()
+
+
+def test_a_setup_script_runs_and_its_log_is_kept(
+    boot: Callable[..., Booted], tmp_path: Path
+) -> None:
+    script = b"#!/bin/bash\necho set up as $(id -un)\n"
+    digest = hashlib.sha256(script).hexdigest()
+    path = tmp_path / f"s3/bucket/clusters/prod/0123abcd/setup-{digest}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(script)
+    found = boot(SetupDigest=digest)
+    assert found.status == 0, found.log
+    assert found.object(f"logs/{INSTANCE}/setup.log") == b"set up as root\n"
+
+
+def test_a_setup_script_that_was_changed_does_not_run(
+    boot: Callable[..., Booted], tmp_path: Path
+) -> None:
+    path = tmp_path / f"s3/bucket/clusters/prod/0123abcd/setup-{'0' * 64}"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/bash\ntouch {tmp_path}/evil\n")
+    found = boot(SetupDigest="0" * 64)
+    assert found.status == 1
+    assert not (tmp_path / "evil").exists()
+    [signal] = found.signals
+    assert signal["Status"] == "FAILURE"
+    assert "the setup script failed" in signal["Reason"]
+    told = json.loads(found.object(f"nodes/{INSTANCE}.json"))
+    assert (told["state"], told["reason"]) == ("failed", signal["Reason"])
+
+
+def test_a_bucket_that_cannot_be_reached_is_told(
+    boot: Callable[..., Booted], tmp_path: Path
+) -> None:
+    (tmp_path / "s3-is-closed").touch()
+    found = boot()
+    assert found.status == 1
+    [signal] = found.signals
+    assert signal["Reason"] == "the bucket bucket cannot be written to"
+
+
+def test_python_is_installed_where_it_is_not(boot: Callable[..., Booted]) -> None:
+    found = boot(Python="3.99")
+    assert "python3.99 python3.99-pip" in (found.folder / "installed").read_text()
+    assert found.status == 0, found.log  # this dnf installs nothing, and says so
+
+
+def test_lists_follow_the_object_of_the_cluster(
+    boot: Callable[..., Booted], tmp_path: Path
+) -> None:
+    found, _ = members_of(
+        [
+            {
+                "InstanceId": f"i-{number}", "PrivateIpAddress": f"10.0.0.{number}",
+                "State": {"Name": "running"}, "LaunchTime": str(number),
+                "Tags": [{"Key": "shoal:role", "Value": role}],
+            }
+            for number, role in ((1, "worker"), (2, "master"), (3, "worker"))
+        ],
+        {},
+    )  # fmt: skip
+    (tmp_path / "cluster.json").write_text(json.dumps(lists_of(found)))
+    booted = boot()
+    assert booted.status == 0, booted.log
+    assert (tmp_path / "workers").read_text() == "10.0.0.2\n10.0.0.1\n10.0.0.3\n"
+    hosts = (tmp_path / "hosts").read_text()
+    assert hosts.endswith(
+        "# shoal\n10.0.0.2 deeplearning-master\n10.0.0.1 deeplearning-worker1\n"
+        "10.0.0.3 deeplearning-worker2\n"
+    )
+    assert "localhost" in hosts
+    told = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().split())
+    assert told == {
+        "DEEPLEARNING_WORKERS_PATH": "/opt/shoal/workers",
+        "DEEPLEARNING_WORKERS_COUNT": "3", "DEEPLEARNING_WORKER_GPU_COUNT": "0",
+        "EFS_MOUNT": f"{tmp_path}/efs",
+    }  # fmt: skip
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", tmp_path / "shoal-lists.service"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = [one for one in verified.stderr.splitlines() if "shoal-lists" in one]
+    assert [one for one in lines if "not executable" not in one] == []

@@ -1,0 +1,244 @@
+"""The life of a cluster on AWS through the command line, over HTTP, against moto.
+
+The credentials may do what `shoal cluster policy` prints, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.clusters.aws.policy import calls_of
+from tests.aws.conftest import Cloud
+from tests.clusters.aws_files import spec
+
+pytestmark = [pytest.mark.aws, pytest.mark.slow, pytest.mark.process]
+
+
+def test_up_gives_a_cluster_and_down_leaves_what_it_says(
+    cloud: Cloud, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 0, done.output
+    assert "An hour costs" in done.output
+    assert "prod: 3 of 3 hosts run, the head is prod-master" in done.output
+    assert "it ends by itself at" in done.output
+    state = cloud.state()
+    assert [node.address for node in state.nodes] == [
+        "prod-master", "prod-worker1", "prod-worker2",
+    ]  # fmt: skip
+    config = (Path(file).parent / "known" / "prod.ssh").read_text()
+    assert config.count("ProxyJump prod-master") == 2
+    assert config.count("StrictHostKeyChecking yes") == 3
+    keys = (Path(file).parent / "known" / "prod.known_hosts").read_text()
+    assert keys.count("ssh-ed25519") == 3
+
+    resources = file.parent / "resources"
+    told = cloud.shoal("cluster", "status", "prod", "--resource-file", resources)
+    assert "prod-worker2" in told.output
+    ids, addresses = (line.split() for line in resources.read_text().splitlines())
+    known = {one["InstanceId"]: one["PrivateIpAddress"] for one in cloud.instances()}
+    assert [known[one] for one in ids] == addresses
+    assert len(addresses) == 3
+    listed = json.loads(cloud.shoal("cluster", "list", "--json").stdout)
+    assert (listed[0]["provider"], listed[0]["ends"][:2]) == ("aws", "20")
+    capfd.readouterr()
+    cloud.shoal("cluster", "ssh", "prod", "1", "--", "ls")
+    assert capfd.readouterr().out.split()[-2:] == ["prod-worker1", "ls"]
+
+    again = cloud.shoal("cluster", "up", file, "--yes")
+    assert "3 of 3 hosts run" in again.output
+    assert len(cloud.instances()) == 3
+
+    ended = cloud.shoal("cluster", "down", "prod")
+    assert ended.exit_code == 0, ended.output
+    assert "machines given back to the provider aws" in ended.output
+    assert "The bucket shoal-123456789012-us-east-1 stays" in ended.output
+    assert "The role shoal-end" in ended.output
+    assert cloud.names == []
+    assert cloud.instances() == []
+    assert "not known here" in cloud.shoal("cluster", "down", "prod").output
+
+    allowed = {call.name for call in calls_of(spec())}
+    assert set(cloud.called) - allowed == set(), "a call that --dry-run does not tell"
+
+
+def test_a_price_must_be_agreed_to(cloud: Cloud, file: Path) -> None:
+    done = cloud.shoal("cluster", "up", file)
+    assert done.exit_code == 2
+    assert "nobody agrees to the price" in done.output
+    assert (cloud.names, cloud.instances()) == ([], [])
+    assert "cloudformation:CreateStack" not in cloud.called
+
+
+CAPACITY = "We currently do not have sufficient m5.large capacity"
+
+
+def test_fewer_workers_go_on_and_the_group_is_lowered(cloud: Cloud, file: Path) -> None:
+    cloud.write("capacity", 2)
+    cloud.write("activities", [CAPACITY])
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 0, done.output
+    assert f"1 of 2 workers came: {CAPACITY}" in done.output
+    assert "2 of 2 hosts run" in done.output
+    groups = cloud.client("autoscaling").describe_auto_scaling_groups()
+    [workers] = [
+        one for one in groups["AutoScalingGroups"]
+        if "Workers" in one["AutoScalingGroupName"]
+    ]  # fmt: skip
+    assert workers["DesiredCapacity"] == 1
+    assert cloud.slept >= 2 * 60  # it waited for more before
+    told = cloud.shoal("cluster", "status", "prod").output
+    assert f"1 of 2 workers came: {CAPACITY}" in told
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+
+
+def test_below_the_minimum_reasons_are_told_and_nothing_is_left(
+    cloud: Cloud, file: Path
+) -> None:
+    cloud.write("capacity", 1)
+    cloud.write("activities", [CAPACITY])
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 1
+    assert f"0 of 2 workers of the cluster prod came: {CAPACITY}" in done.output
+    assert "Still running" not in done.output
+    assert (cloud.names, cloud.instances()) == ([], [])
+
+
+def test_a_failed_cluster_is_kept_on_request(cloud: Cloud, file: Path) -> None:
+    cloud.write("capacity", 1)
+    cloud.write("activities", ["You are not authorized to use this image"])
+    done = cloud.shoal("cluster", "up", file, "--yes", "--keep-failed")
+    assert done.exit_code == 1
+    assert "Still running: the stack shoal-prod in us-east-1; it costs" in done.output
+    assert (cloud.names, len(cloud.instances())) == (["prod"], 1)
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+    assert (cloud.names, cloud.instances()) == ([], [])
+
+
+def test_ctrl_c_keeps_what_goes_on_and_the_same_command_follows_it(
+    cloud: Cloud, file: Path
+) -> None:
+    def broken_off(instance: dict[str, object]) -> str:
+        raise KeyboardInterrupt
+
+    cloud.boots = broken_off
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 130, done.output
+    assert "Still running: the stack shoal-prod in us-east-1" in done.output
+    assert "ends by itself at 20" in done.output
+    assert "prod is half up" in done.output
+    assert (cloud.names, len(cloud.instances())) == (["prod"], 3)
+    cloud.boots = lambda instance: "ready"
+    done = cloud.shoal("cluster", "up", file)  # nothing new is paid for
+    assert done.exit_code == 0, done.output
+    assert "3 of 3 hosts run" in done.output
+    assert cloud.called.count("cloudformation:CreateStack") == 1
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+
+
+def test_a_failure_that_will_not_pass_ends_the_wait_at_once(
+    cloud: Cloud, file: Path
+) -> None:
+    cloud.write("capacity", 1)
+    quota = "You have requested more vCPU capacity than your current vCPU limit of 2"
+    cloud.write("activities", [quota])
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert quota in done.output
+    assert cloud.slept < 120
+    assert cloud.names == []
+
+
+def test_a_node_that_cannot_boot_says_why(cloud: Cloud, file: Path) -> None:
+    workers = {"first": ""}
+
+    def boots(instance: dict[str, object]) -> str:
+        tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}  # type: ignore[attr-defined]
+        if tags["shoal:role"] == "master":
+            return "ready"
+        workers["first"] = workers["first"] or str(instance["InstanceId"])
+        return "failed" if instance["InstanceId"] == workers["first"] else "ready"
+
+    cloud.boots = boots
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 0, done.output
+    assert f"{workers['first']}: the file system cannot be mounted" in done.output
+    assert len(cloud.instances()) == 2
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+
+
+def test_another_file_is_refused_with_the_differences(cloud: Cloud, file: Path) -> None:
+    assert cloud.shoal("cluster", "up", file, "--yes").exit_code == 0
+    told = json.loads(file.read_text())
+    told["workers"]["count"] = 3
+    file.write_text(json.dumps(told))
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 2
+    assert "was made of another file:\n  workers: " in done.output
+    assert len(cloud.instances()) == 3
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+
+
+def test_a_name_that_another_machine_has_is_refused(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cloud.shoal("cluster", "up", file, "--yes").exit_code == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("SHOAL_CLUSTERS", str(file.parent / "other"))
+        done = cloud.shoal("cluster", "up", file, "--yes")
+        assert done.exit_code == 2
+        assert "the stack shoal-prod in us-east-1 is not of this cluster" in done.output
+        assert len(cloud.instances()) == 3
+        done = cloud.shoal("cluster", "down", "prod", "--hosts", file)
+        assert done.exit_code == 0, done.output
+    assert cloud.instances() == []
+
+
+WRONG = [
+    ({"workers": {"type": "zz9.large"}}, "zz9.large does not exist, or is not offered"),
+    ({"workers": {"count": 40, "type": "m5.4xlarge"}}, "the quota 'Running On-Demand"),
+    ({"access": {"key": "bob"}}, "the key pair 'bob' is not in us-east-1"),
+    ({"access": {"ssh_from": ["0.0.0.0/0"]}}, "which is everybody"),
+    ({"image": "ami-0123456789abcdef0"}, "the image ami-0123456789abcdef0 is not in"),
+    ({"region": "ap-east-1"}, "does not exist, or is not enabled in the account"),
+    ({"storage": {"bucket": "of-somebody-else"}}, "is not of the account 123456789012"),
+    ({"storage": {"shared": "fs-0123"}}, "fs-0123 exists, and the network is to be"),
+    (
+        {"network": {"vpc": "vpc-1", "public_subnet": "subnet-1",
+                     "private_subnet": "subnet-2"}},
+        "is not in us-east-1",
+    ),
+    ({"workers": {"type": "m6g.large"}}, "processors of different kinds"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "said"), WRONG)
+def test_what_cannot_work_is_told_before_money(
+    cloud: Cloud, file: Path, changed: dict[str, dict[str, object]], said: str
+) -> None:
+    told = json.loads(file.read_text())
+    for name, value in changed.items():
+        told[name] = (
+            {**told.get(name, {}), **value} if isinstance(value, dict) else value
+        )
+    told["limits"]["budget_dollars"] = "none"
+    file.write_text(json.dumps(told))
+    done = cloud.shoal("cluster", "up", file)
+    assert done.exit_code != 0
+    assert said in done.output
+    assert "cloudformation:CreateStack" not in cloud.called
+
+
+def test_wrong_credentials_are_told_as_such(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOBODY")
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 1
+    assert "AWS does not know the credentials of the environment" in done.output
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert "there are no credentials" in done.output
