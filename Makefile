@@ -20,7 +20,7 @@ export NO_MKDOCS_2_WARNING = 1
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test backends examples lint format generated generate notebooks docs serve coverage \
 	matrix ray spark aws ui bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
-	interrupts keras-suite constraints clean
+	bench-ui screenshots interrupts keras-suite constraints clean
 
 help:
 	@echo "make demo      train on real data, kill a worker, see the picture"
@@ -33,6 +33,7 @@ help:
 	@echo "make spark     tests on Spark sessions, which need Java; 10 minutes"
 	@echo "make aws       clusters on AWS, against stand-ins; 3 minutes, and once 3 to install them"
 	@echo "make ui        the web page in a real browser, which needs chromium; 2 minutes"
+	@echo "make bench-ui  the page's numbers;  make screenshots  its pictures for the docs"
 	@echo "make matrix | bench | bench-full | bench-gpu | compare   what takes longer"
 	@echo "make keras-suite  Keras' own tests of fit, through shoal.fit; 40 minutes"
 	@echo "make simulate  100,000 random schedules of failing runs"
@@ -52,6 +53,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet \
 		--disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python hatch_build.py || echo "The page will draw simpler charts."
 	touch $@
 
 demo: $(STAMP)
@@ -169,6 +171,13 @@ keras-suite: $(STAMP)
 
 bench compare simulate soak chaos fuzz kills pause interrupts: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
+
+bench-ui: $(STAMP)
+	$(BIN)/python -m benchmarks.ui
+
+# Pictures of the page for the docs, of the demo's runs; RUNS=folder takes those of it.
+screenshots: $(STAMP)
+	$(BIN)/python docs/screenshots.py $(RUNS)
 
 bench-gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu

@@ -159,6 +159,8 @@ JOINED_BY_HAND = {
     "runs/store.py": "names in this file, and numbers",
     "training/remote_fit.py": "names in clusters/remote_jobs.py",
     "ui/app.py": "names in ui/site.py",
+    "ui/packages.py": "names in this file",
+    "ui/starting.py": "a checksum",
 }
 """Files that join names to folders, and where the names come from."""
 

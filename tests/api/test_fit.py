@@ -160,6 +160,7 @@ def test_an_argument_reaches_the_plan_by_each_way(kept: shoal.Session) -> None:
     for fit in (shoal.fit, kept.fit):
         run = fit(linear(), x, y, verbose=0, **given).run
         told = json.loads(run.folder.read("plan.json"))
+        assert told.pop("explained")[:40] == plan.explain()[:40]
         wanted = json.loads(json.dumps(plan.to_json()))
         for other in ("machine", "model"):  # free memory, and the number in a name
             del told[other], wanted[other]

@@ -16,6 +16,8 @@ import shoal as package
 from shoal.cli import backend
 from shoal.cli.script import load_problem
 from shoal.errors import ConfigError, WorkerLost
+from shoal.plan.variables import environment
+from shoal.runs.store import start
 from shoal.strategies import registry
 from shoal.training.comparison import COLUMNS
 
@@ -104,6 +106,63 @@ def test_compare(shoal: Shoal, compared: list[dict], script: Callable[..., Path]
     assert call["strategies"][0].period == 20
     assert (call["workers"], call["epochs"]) == (2, 3)
     assert (call["validation_data"], call["run"], call["seeds"]) == (None, False, 1)
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """Stands in for `api.fit` and `api.plan`; holds what they were called with."""
+    calls: list[dict] = []
+
+    def fit(model, x, y, **rest):
+        calls.append({"model": model, "x": x, "y": y, **rest})
+        run = start(rest["run"] or "unnamed", name="x", root=environment().runs)
+        run.finish("finished")
+        return SimpleNamespace(run=run)
+
+    def plan(model, x, y, **rest):
+        calls.append({"model": model, "x": x, "y": y, **rest})
+        return SimpleNamespace(explain=lambda: "2 workers", to_json=lambda: {"a": 1})
+
+    api = ModuleType("shoal.api")
+    api.fit, api.plan = fit, plan  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shoal.api", api)
+    monkeypatch.setattr(package, "api", api, raising=False)
+    monkeypatch.setenv("SHOAL_RUNS", "elsewhere")
+    return calls
+
+
+def test_fit(shoal: Shoal, fitted: list[dict], script: Callable[..., Path]):
+    done = shoal(
+        "fit", f"{script()}:make", "--strategy", "aeasgd:period=20", "--workers",
+        "1-3", "--epochs", 3, "--batch-size", 8, "--name", "higgs", "--root", "myruns",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    (call,) = fitted
+    assert (call["model"], call["x"], call["y"]) == ("model", [1, 2], [0, 1])
+    assert (call["strategy"].name, call["strategy"].period) == ("aeasgd", 20)
+    assert (call["workers"], call["epochs"], call["batch_size"]) == ((1, 3), 3, 8)
+    assert (call["cluster"], call["run"]) == ("local", "higgs")
+    assert next(Path("myruns").glob("*-higgs-*")).name in done.stdout
+
+
+def test_the_plan_of_fit(shoal: Shoal, fitted: list[dict], script):
+    assert shoal("fit", script(), "--plan").stdout == "2 workers\n"
+    assert json.loads(shoal("fit", script(), "--plan", "--json").stdout) == {"a": 1}
+    assert "run" not in fitted[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--strategy", "eagsd"], ["--workers", "many"], ["--name", "a/b"], ["--name", ""],
+     ["--json"]],
+)  # fmt: skip
+def test_options_of_fit_are_checked_before_the_script_is_loaded(
+    options: list[str], shoal: Shoal, fitted: list[dict]
+):
+    done = shoal("fit", "no-such-file.py", *options)
+    assert done.exit_code == 2
+    assert "no Python file" not in done.stderr
+    assert fitted == []
 
 
 def test_compare_as_a_table(

@@ -235,7 +235,8 @@ def test_a_body_of_another_length_than_its_head_says_is_refused(
         worker._link.send({**head, "question": 1}, bytes(size))
         shut_out(worker._link.socket)
         worker.leave()
-        [left] = [e for e in runs_well(cluster) if e["kind"] == "left"]
+        lost = [e for e in runs_well(cluster) if e["kind"] == "left"]
+    [left] = [event for event in lost if event["rank"] == worker.rank]
     assert "where" in left["reason"]
     assert "belong" in left["reason"]
 

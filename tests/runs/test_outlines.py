@@ -106,6 +106,8 @@ def test_counts_are_those_of_the_last_epoch(root: str):
         run.exchanges([{"rank": 0, "epoch": 3, "samples": 10}])
         run.flush()
         outline = read_outline(run.folder)
+        while outline.epochs < 3:  # storage is written to by a thread
+            outline = read_outline(run.folder)
     assert (outline.status, outline.epochs) == ("running", 3)
     assert outline.samples_expected == 900
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,29 @@ from shoal.ui.app import make_app
 from shoal.ui.guard import LOOPBACK, Access
 from shoal.ui.serving import Settings, listen
 from shoal.ui.site import Site, roots_of
+from shoal.ui.starting import Starter
+
+NOTE = """
+import sys, pathlib
+with open("started.txt", "a") as file: file.write(repr(sys.argv[1:]) + "\\n")
+hold = pathlib.Path("hold")
+if hold.exists(): hold.read_text()
+print("it \x1b[31mfailed")
+sys.exit(0 if pathlib.Path("works").exists() and "--plan" in sys.argv else 3)
+"""
+"""In place of `shoal`: notes its words, and fails once the pipe `hold` is written."""
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Notes of a test whether it failed, so that a picture of its page is kept."""
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
 
 TOKEN = "right-token-of-the-tests"
 
@@ -94,7 +118,9 @@ class Served:
 class Serving:
     """Starts servers, and ends them with the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: Path) -> None:
+        self.starter = Starter(state / "state", state, (sys.executable, "-c", NOTE))
+        self.noted = state / "started.txt"
         self._running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(
@@ -103,6 +129,7 @@ class Serving:
         *,
         base: str = "",
         is_read_only: bool = False,
+        has_charts: bool = False,
         port: int = 0,
     ) -> Served:
         settings = Settings(roots=(str(root),), cache=None, state=Path("."), port=port)
@@ -112,7 +139,9 @@ class Serving:
         site = Site(
             roots=roots_of(settings.roots),
             access=Access(token=TOKEN, port=port, hosts=LOOPBACK, base=base),
+            starter=self.starter,
             is_read_only=is_read_only,
+            has_charts=has_charts,
             is_ending=lambda: servers[0].should_exit,
         )
         config = uvicorn.Config(
@@ -134,8 +163,8 @@ class Serving:
 
 
 @pytest.fixture
-def serving() -> Iterator[Serving]:
-    found = Serving()
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    found = Serving(tmp_path)
     yield found
     found.close()
 

@@ -18,7 +18,9 @@ import pytest
 from shoal.runs.catalogue import run_ids
 from shoal.runs.control import read_stop
 from shoal.runs.store import StoredRun, create
-from tests.ui.conftest import TOKEN, Served, Serving, make_run
+from shoal.ui import packages
+from shoal.ui.packages import UPLOT, is_there
+from tests.ui.conftest import FAILED, TOKEN, Served, Serving, make_run
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -27,7 +29,7 @@ OPTIONS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-WIDTHS = (360, 768, 1440)
+WIDTHS = (360, 400, 768, 1280, 1440)
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +55,21 @@ def _no_leaks() -> None:
 
 @pytest.fixture
 def served(serving: Serving, root: Path) -> Served:
-    return serving.start(root)
+    if not is_there(UPLOT):
+        pytest.fail("uPlot is not there: run `python hatch_build.py`")
+    return serving.start(root, has_charts=True)
 
 
 @pytest.fixture
-def page(browser: Any, served: Served) -> Iterator[Any]:
-    """A new context, inside, and everything that it must not do is noted."""
+def page(
+    browser: Any, served: Served, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Any]:
+    """A new context, inside, and everything that it must not do is noted.
+
+    A test that fails leaves a picture and a trace in its folder of pytest.
+    """
     context = browser.new_context()
+    context.tracing.start(snapshots=True)
     found = context.new_page()
     found.set_default_timeout(20_000)
     wrong: list[str] = []
@@ -71,6 +81,9 @@ def page(browser: Any, served: Served) -> Iterator[Any]:
     )
     found.goto(f"{served.url}/?token={TOKEN}")
     yield found
+    if request.node.stash.get(FAILED, False):
+        found.screenshot(path=tmp_path / "failed.png", full_page=True)
+        context.tracing.stop(path=tmp_path / "failed.zip")
     context.close()
     assert wrong == []
 
@@ -129,11 +142,10 @@ def test_a_run_is_watched_without_a_reload(page: Any, root: Path, served: Served
         for at in range(5):
             record = {"rank": 0, "epoch": 0, "samples": 64, "loss": 1.0 / (at + 1)}
             run.exchanges([{**record, "t": run.seconds}])
-        expect(page.locator("svg.chart")).to_have_count(1)
+        expect(plots(page)).to_have_count(2)
         expect(page.locator("body")).to_contain_text("320 of 1,280 samples")
         run.event("worker_lost", rank=0, reason="killed by SIGKILL")
         expect(page.locator(".moments")).to_contain_text("worker 0 lost: killed")
-        expect(page.locator("svg .mark")).to_have_count(1)
         page.get_by_text("Stop…").click()
         page.get_by_role("button", name="Stop the run").click()
         expect(page.locator("h1")).to_contain_text("live")
@@ -142,11 +154,197 @@ def test_a_run_is_watched_without_a_reload(page: Any, root: Path, served: Served
         expect(page.locator(".state")).to_contain_text("interrupted")
 
 
+def plots(page: Any) -> Any:
+    """The drawn charts of a page."""
+    return page.locator(".plot canvas")
+
+
+def drawn(page: Any) -> str:
+    """How often the charts were drawn, as text."""
+    return page.locator("#charts").get_attribute("data-drawn") or "0"
+
+
+def test_values_are_read_by_keys(page: Any, root: Path, served: Served):
+    run = make_run(root, "fish")
+    page.goto(f"{served.url}/runs/runs/{run.id}")
+    expect(plots(page)).to_have_count(2)
+    chart = page.get_by_role("group", name="loss against samples")
+    readout = page.locator("figure", has=chart).locator(".readout")
+    chart.focus()
+    page.keyboard.press("Home")
+    expect(readout).to_contain_text("64 samples · loss of exchanges 2")
+    page.keyboard.press("End")
+    expect(readout).to_contain_text("val_loss 0.75")
+    expect(readout).to_contain_text("worker 1 lost: killed by SIGKILL")
+    page.keyboard.press("ArrowLeft")
+    expect(readout).to_contain_text("1,216 samples")
+    expect(readout).to_have_attribute("aria-live", "polite")
+
+
+def test_a_zoom_is_in_the_address(page: Any, root: Path, served: Served):
+    run = make_run(root, "fish")
+    page.goto(f"{served.url}/runs/runs/{run.id}")
+    expect(plots(page)).to_have_count(2)
+    whole = drawn(page)
+    page.get_by_role("group", name="loss against samples").focus()
+    page.keyboard.press("+")
+    expect(page.locator("#charts")).not_to_have_attribute("data-drawn", whole)
+    assert "from=" in page.url
+    csv = page.get_by_role("link", name="points.csv").get_attribute("href")
+    assert "from=" in csv
+    part = drawn(page)
+    page.reload()
+    expect(plots(page)).to_have_count(2)
+    assert "from=" in page.url
+    page.get_by_role("group", name="loss against samples").focus()
+    page.keyboard.press("0")
+    expect(page.locator("#charts")).not_to_have_attribute("data-drawn", "1")
+    assert "from=" not in page.url
+    box = plots(page).first.bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 500, box["y"] + 120, steps=5)
+    page.mouse.up()
+    expect(page.locator("#charts")).not_to_have_attribute("data-drawn", "2")
+    assert "from=" in page.url
+    assert part
+
+
+def test_lines_are_hidden_and_smoothed(page: Any, root: Path, served: Served):
+    run = make_run(root, "fish")
+    page.goto(f"{served.url}/runs/runs/{run.id}")
+    workers = page.get_by_role("button", name="each worker")
+    expect(workers).to_have_attribute("aria-pressed", "true")
+    workers.click()
+    expect(workers).to_have_attribute("aria-pressed", "false")
+    assert page.url.endswith("hide=each+worker")
+    page.get_by_label("Smoothing").focus()
+    page.keyboard.press("End")
+    expect(page.locator("#smooth-value")).to_have_text("0.99")
+    assert "smooth=0.99" in page.url
+    page.get_by_label("Axis").select_option("time of day")
+    page.get_by_label("Scale").select_option("logarithmic")
+    expect(page.get_by_role("group", name="loss against time of day")).to_be_visible()
+    page.reload()
+    expect(workers).to_have_attribute("aria-pressed", "false")
+    expect(page.get_by_label("Axis")).to_have_value("time")
+    expect(page.get_by_label("Smoothing")).to_have_value("0.99")
+
+
+def test_a_chart_is_saved_as_a_picture(page: Any, root: Path, served: Served):
+    run = make_run(root, "fish")
+    page.goto(f"{served.url}/runs/runs/{run.id}")
+    with page.expect_download() as started:
+        page.get_by_role("button", name="PNG: loss").click()
+    assert started.value.suggested_filename == "loss.png"
+    assert Path(started.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_compared_runs_are_chosen_by_the_legend(page: Any, root: Path, served: Served):
+    runs = [make_run(root, "cod"), make_run(root, "eel")]
+    named = "&".join(f"runs=runs/{run.id}" for run in runs)
+    page.goto(f"{served.url}/compare?{named}")
+    expect(plots(page)).to_have_count(3)
+    first = page.get_by_role("button", name=runs[0].id, exact=True)
+    expect(first).to_have_count(3)
+    first.first.click()
+    for at in range(3):
+        expect(first.nth(at)).to_have_attribute("aria-pressed", "false")
+    page.get_by_label("Axis").select_option("epochs")
+    expect(plots(page)).to_have_count(2)
+    expect(page.locator("#compared tbody tr")).to_have_count(2)
+
+
+def test_logs_are_searched_in_place(page: Any, root: Path, served: Served):
+    run = make_run(root, "fish")
+    lines = b"".join(b"line %d <b>x</b>\n" % at for at in range(9000))
+    run.folder.write("experiments/worker-1.log", lines)
+    page.goto(f"{served.url}/runs/runs/{run.id}/logs")
+    expect(page.locator("#lines")).to_contain_text("line 8999 <b>x</b>")
+    before = page.locator("#lines li").count()
+    find = page.get_by_label("Find")
+    find.fill("LINE 12")
+    expect(page.locator("#hits")).to_have_text("111 found")
+    assert page.url.endswith("q=LINE+12")
+    assert page.locator("#lines li").count() == before  # all lines stay
+    find.press("Enter")
+    expect(page.locator("#hits")).to_have_text("1 of 111")
+    expect(page.locator("li.current")).to_contain_text("line 12 <b>")
+    expect(page.locator("li.current mark")).to_have_text("line 12")
+    find.press("Shift+Enter")
+    expect(page.locator("#hits")).to_have_text("111 of 111")
+    expect(page.locator("li.current")).to_contain_text("line 1299")
+    find.press("Enter")
+    expect(page.locator("#hits")).to_have_text("1 of 111")
+    page.get_by_label("only these lines").check()
+    expect(page.locator("#lines li:not(.hit)").first).to_be_hidden()
+    find.fill("nowhere")
+    expect(page.locator("#hits")).to_have_text("not found")
+
+
+def test_new_lines_are_followed_at_the_end(page: Any, root: Path, served: Served):
+    with begin(root) as run:
+        path = run.log_path(0)
+        assert path is not None
+        path.write_text("".join(f"line {at}\n" for at in range(200)))
+        page.goto(f"{served.url}/runs/runs/{run.id}/logs")
+        expect(page.locator("#lines li").last).to_contain_text("line 199")
+        with path.open("a") as file:
+            file.write("ValueError: <i>bad</i>\n")
+        last = page.locator("#lines li").last
+        expect(last).to_contain_text("ValueError: <i>bad</i>")
+        expect(last).to_have_class("bad")
+        expect(last).to_be_in_viewport()
+        page.locator("#log-box").evaluate("box => { box.scrollTop = 0; }")
+        with path.open("a") as file:
+            file.write("behind\n")
+        expect(page.locator("#lines li").last).to_contain_text("behind")
+        expect(page.locator("#lines li").first).to_be_in_viewport()
+        run.finish("finished")
+        expect(page.locator("#following")).to_have_text("The run has ended.")
+
+
+def test_a_new_run_by_keyboard_alone(page: Any, root: Path, served: Served):
+    (root.parent / "train.py").touch()
+    (root.parent / "works").touch()
+    page.goto(f"{served.url}/")
+    page.get_by_role("link", name="New run").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("New run")
+    page.get_by_label("Script").focus()
+    page.keyboard.type("none.py")
+    page.keyboard.press("Tab")
+    expect(page.locator("#script-error")).to_contain_text("there is no Python file")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("train.py")
+    page.keyboard.press("Tab")
+    expect(page.locator("#script-error")).to_have_text("")
+    page.keyboard.press("Enter")
+    expect(page.locator("#plan")).to_contain_text("it failed")  # the stand-in's words
+    page.get_by_role("button", name="Start it").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Not started")
+    expect(page.locator("main")).to_contain_text("exit status 3")
+
+
+def test_pages_without_uplot_have_pictures(page: Any, root: Path, serving: Serving):
+    run = make_run(root, "fish")
+    served = serving.start(root)
+    context = page.context.browser.new_context()
+    plain = context.new_page()
+    plain.goto(f"{served.url}/runs/runs/{run.id}?token={TOKEN}")
+    expect(plain.locator("svg.chart")).to_have_count(2)
+    expect(plain.locator("svg .mark")).to_have_count(4)
+    expect(plain.locator("body")).to_contain_text("is not installed here")
+    context.close()
+
+
 def test_a_server_that_restarts_is_found_again(
     browser: Any, root: Path, serving: Serving
 ):
     with begin(root) as run:
-        first = Serving()
+        first = Serving(root.parent)
         served = first.start(root)
         context = browser.new_context()
         page = context.new_page()
@@ -165,7 +363,7 @@ def test_a_server_that_restarts_is_found_again(
 def test_a_run_that_is_removed_says_so(page: Any, root: Path, served: Served):
     run = make_run(root, "gone")
     page.goto(f"{served.url}/runs/runs/{run.id}")
-    expect(page.locator("svg.chart")).to_have_count(1)
+    expect(plots(page)).to_have_count(2)
     shutil.rmtree(root / run.id)
     expect(page.locator("#link-state")).to_have_text("This run was removed.")
 
@@ -198,7 +396,97 @@ def test_no_page_is_wider_than_the_window(
     run = make_run(root, "a" * 120)
     run.folder.write("experiments/worker-0.log", b"x" * 1_000_000)
     page.set_viewport_size({"width": width, "height": 740})
-    for path in ("/", f"/runs/runs/{run.id}", f"/runs/runs/{run.id}/logs", "/help"):
+    own = f"/runs/runs/{run.id}"
+    pages = ("/", own, f"{own}/logs", f"/compare?runs=runs/{run.id}", "/new", "/help")
+    for path in pages:
         page.goto(f"{served.url}{path}")
+        if path in (own, pages[3]):
+            expect(plots(page).first).to_be_visible()
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, path
+
+
+AXE = Path(__file__).parent / "packages" / "axe.js"
+
+
+def violations(page: Any) -> list[str]:
+    """What axe finds on a page, by its rules of WCAG 2.2 A and AA and best practice."""
+    # In the page's own world the policy would forbid it; a script of the tests may run.
+    page.evaluate(AXE.read_text() + "\n;void 0")
+    rules = "{rules: {'target-size': {enabled: true}}}"
+    found = page.evaluate(f"async () => (await axe.run({rules})).violations")
+    return [
+        f"{one['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+        for one in found
+        for node in one["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("state", ["empty", "full", "failed"])
+def test_axe_finds_nothing(
+    state: str, theme: str, page: Any, root: Path, served: Served
+):
+    assert is_there(packages.AXE, AXE.parent), "run `python hatch_build.py`"
+    page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    paths, own = ["/", "/compare", "/new", "/help"], ""
+    if state != "empty":
+        status = "failed" if state == "failed" else "finished"
+        runs = [make_run(root, name, status=status) for name in ("cod", "eel")]
+        runs[0].write_plan({"request": {"epochs": 2}})
+        own = f"/runs/runs/{runs[0].id}"
+        named = "&".join(f"runs=runs/{run.id}" for run in runs)
+        paths += [own, f"{own}?smooth=0.9", f"{own}?draw=svg", f"{own}/logs"]
+        paths += [f"{own}/logs?rank=0&q=hello", f"/compare?{named}"]
+    for path in paths:
+        page.goto(f"{served.url}{path}")
+        if state != "empty" and path in (own, paths[-1]):
+            expect(plots(page).first).to_be_visible()
+        for details in page.locator("details").all():
+            details.evaluate("one => { one.open = true; }")
+        assert violations(page) == [], path
+
+
+def test_the_keyboard_leads_from_the_list_to_a_stop(
+    page: Any, root: Path, served: Served
+):
+    with begin(root) as run:
+        page.goto(f"{served.url}/")
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            text = page.evaluate("document.activeElement.textContent")
+            shown = page.evaluate(
+                "getComputedStyle(document.activeElement).outlineStyle"
+            )
+            assert shown != "none"
+            if text == run.id:
+                break
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_have_text(run.id)
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            text = page.evaluate("document.activeElement.textContent")
+            if text == "Stop…":
+                page.keyboard.press("Enter")
+            if text == "Stop the run":
+                break
+        page.keyboard.press("Enter")
+        expect(page.locator("main")).to_contain_text("Asked to stop by shoal ui")
+        assert read_stop(run.folder) is not None
+
+
+def test_keys_are_listed(page: Any, served: Served):
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("this list")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+
+def test_text_of_twice_the_size_fits(page: Any, root: Path, served: Served):
+    run = make_run(root, "fish")
+    page.set_viewport_size({"width": 1280, "height": 740})
+    for path in ("/", f"/runs/runs/{run.id}", f"/runs/runs/{run.id}/logs", "/new"):
+        page.goto(f"{served.url}{path}")
+        page.evaluate("document.documentElement.style.fontSize = '200%'")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 1280, path

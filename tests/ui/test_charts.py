@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from shoal.ui.charts import Mark, Series, draw, sampled, ticks
+from shoal.ui.charts import Mark, Series, draw, sampled, smoothed, ticks, within
+from shoal.ui.curves import forward
 
 NUMBERS = some.floats(-1e9, 1e9, allow_nan=False)
 
@@ -54,3 +56,34 @@ def test_a_logarithmic_axis_leaves_out_what_has_no_logarithm():
     assert text.count(",") >= 2
     assert draw([Series(name="x", points=[(0.0, 0.0)])], x_label="x", title="x",
                 is_log=True) == ""  # fmt: skip
+
+
+@given(some.lists(NUMBERS, min_size=1, max_size=200), some.floats(0.0, 0.99))
+def test_smoothing_stays_between_lowest_and_highest(values: list[float], factor: float):
+    points = [(float(at), value) for at, value in enumerate(values)]
+    found = smoothed(points, factor)
+    slack = 1e-9 * max(1.0, *map(abs, values))
+    assert [x for x, _ in found] == [x for x, _ in points]
+    assert all(min(values) - slack <= y <= max(values) + slack for _, y in found)
+    assert found[0][1] == pytest.approx(points[0][1])
+
+
+@given(some.lists(NUMBERS, max_size=100), NUMBERS, NUMBERS)
+def test_a_window_has_its_points_and_a_neighbour_at_each_side(
+    xs: list[float], one: float, other: float
+):
+    low, high = sorted((one, other))
+    points = [(x, 0.0) for x in sorted(xs)]
+    found = within(points, (low, high))
+    inside = [point for point in points if low <= point[0] <= high]
+    assert [point for point in found if low <= point[0] <= high] == inside
+    assert len(found) <= len(inside) + 2
+
+
+@given(some.lists(some.tuples(NUMBERS, NUMBERS), max_size=60))
+def test_what_a_rollback_undid_is_left_out(points: list[tuple[float, float]]):
+    found = forward(points)
+    assert [x for x, _ in found] == sorted(x for x, _ in found)
+    if points:
+        assert found[-1] == points[-1]
+        assert len(found) <= len(points)

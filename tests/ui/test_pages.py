@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import http.client
 import io
+import json
 import re
 import shutil
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from shoal.runs.catalogue import run_ids
 from shoal.runs.events import encode, exchange_records, read_events
 from shoal.runs.store import create
+from shoal.ui.app import CHANGE
+from shoal.ui.curves import AXES
 from tests.ui.conftest import Served, Serving, make_run
 
 SCRIPT = "<script>alert(1)</script>"
@@ -62,7 +65,10 @@ def test_every_link_of_every_page_leads_somewhere(serving: Serving, root: Path):
         if page in seen or len(seen) > 60:
             continue
         seen.add(page)
-        if page.endswith(("/events", "/stop", "/remove", "/choose")):
+        # Streams have no end, and what changes something is posted.
+        if page.partition("?")[0].endswith(
+            ("/events", *(path.rpartition("/")[2] for path in CHANGE))
+        ):
             continue
         answer = served.ask(page)
         assert answer.status == 200, page
@@ -77,18 +83,72 @@ def test_every_link_of_every_page_leads_somewhere(serving: Serving, root: Path):
 
 def test_a_run_shows_what_happened(serving: Serving, root: Path):
     run = make_run(root, "fish", status="failed")
-    run.write_plan({"strategy": SCRIPT})
+    run.write_plan({"strategy": SCRIPT, "explained": f"2 workers {SCRIPT}"})
     served = serving.start(root)
     page = f"/runs/runs/{run.id}"
     for query in ("", "?x=seconds", "?x=epoch&scale=log", "?x=<&part=live"):
         text = served.ask(f"/runs/runs/{run.id}{query}").text
         assert "worker 1 lost: killed by SIGKILL" in text
-        assert text.count("<svg") == 1
+        assert text.count('<svg class="chart"') == 2 - ("x=epoch" in query)
         assert "1,280 of 1,280 samples" in text
+    assert "<pre>2 workers &lt;script&gt;" in served.ask(page).text
     assert "&#34;strategy&#34;: &#34;&lt;script&gt;" in served.ask(page).text
     assert f"shoal runs resume {run.url}" in served.ask(page).text
     asked = served.post("/choose", {"run": f"runs/{run.id}", "do": "remove"})
     assert run.id in asked.text
+
+
+def test_charts_of_a_run_as_json(serving: Serving, root: Path):
+    run = make_run(root, "fish")
+    served = serving.start(root, has_charts=True)
+    text = served.ask(f"/runs/runs/{run.id}").text
+    assert "<svg" not in text.partition('id="workers"')[0]
+    assert "/static/uplot.js" in text
+    assert "<svg" in served.ask(f"/runs/runs/{run.id}?draw=svg").text
+    for x in AXES:
+        answer = served.ask(f"/runs/runs/{run.id}/series.json?x={x}")
+        assert answer.headers["content-type"] == "application/json"
+        found = json.loads(answer.text)
+        assert found["x"] == x
+        charts = {chart["name"]: chart for chart in found["charts"]}
+        lines = {line["name"]: line for line in charts["loss"]["lines"]}
+        assert lines["val_loss"]["y"] == [1.5, 0.75]
+        assert [mark["text"] for mark in found["marks"]] == [
+            "worker 1 lost: killed by SIGKILL",
+            "run finished",
+        ]
+        if x != "epoch":
+            assert len(lines["loss of exchanges"]["y"]) == 11  # the first one alone
+            assert len(lines["worker 1"]["x"]) == 10
+            assert charts["samples/s"]["part"] == "speed"
+    answer = served.ask(f"/runs/runs/{run.id}/series.json?x=<&from=1&to=nan&smooth=x")
+    assert json.loads(answer.text)["x"] == "samples"
+
+
+def test_a_smoothed_curve_keeps_the_raw_one_behind_it(serving: Serving, root: Path):
+    run = make_run(root, "fish")
+    served = serving.start(root, has_charts=True)
+
+    def lines(query: str) -> dict[str, dict]:
+        answer = served.ask(f"/runs/runs/{run.id}/series.json?{query}")
+        [chart] = [c for c in json.loads(answer.text)["charts"] if c["name"] == "loss"]
+        return {line["name"]: line for line in chart["lines"]}
+
+    plain, soft = lines(""), lines("smooth=0.5")
+    name = "loss of exchanges"
+    assert soft[f"{name}, raw"]["y"] == plain[name]["y"]
+    assert soft[name]["y"] != plain[name]["y"]
+    part = lines("smooth=0.5&from=500&to=700")[name]
+    assert len(part["y"]) < len(soft[name]["y"])
+    assert set(part["y"]) <= set(soft[name]["y"])  # of all points, not of the window
+
+
+def test_points_of_a_window(serving: Serving, root: Path):
+    run = make_run(root, "fish")
+    served = serving.start(root)
+    answer = served.ask(f"/runs/runs/{run.id}/points.csv?x=samples&from=600&to=700")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [int(row["samples"]) for row in rows] == [640, 640, 640]
 
 
 def test_points_are_those_of_the_events(serving: Serving, root: Path):
@@ -120,13 +180,69 @@ def test_logs_are_paged_and_searched(serving: Serving, root: Path):
     text = served.ask(f"/runs/runs/{run.id}/logs?rank=1").text
     assert "line 49999" in text
     assert "line 1\n" not in text
-    assert '<li class="bad">ValueError: \\x1b[2J' in text
-    found = served.ask(f"/runs/runs/{run.id}/logs?rank=0&q=LINE+123&all=1").text
+    assert "<span>ValueError: \\x1b[2J" in text
+    assert text.count('class="bad"') == 1
+    found = served.ask(f"/runs/runs/{run.id}/logs?q=LINE+123&list=yes").text
     assert "Found: 111" in found
     [link] = [
         x for x in links_of(found) if x.endswith(f"at={lines.index(b'line 1234')}")
     ]
     assert "line 1234<" in served.ask(link).text
+
+
+def test_new_lines_of_logs_are_sent(serving: Serving, root: Path):
+    run = create(str(root), "fish")
+    run.event("run_started", strategy="adag", workers=2, rows=640, epochs=2)
+    run.folder.write("experiments/worker-0.log", b"hello\n\x1b[31mred\x1b[0m\n")
+    path = root / run.id / "experiments" / "worker-1.log"
+    served = serving.start(root)
+
+    def new(ends: str, rank: str = "") -> dict:
+        query = f"ends={ends}&rank={rank}"
+        return json.loads(served.ask(f"/runs/runs/{run.id}/logs/new?{query}").text)
+
+    first = new("")
+    assert [line["text"] for line in first["lines"]] == ["hello", "red"]
+    assert not first["is_over"]
+    path.write_bytes(b"one\nTraceback\n<half")
+    found = new("0:19,x:y,::,9")
+    assert [(x["text"], x["bad"]) for x in found["lines"]] == [
+        ("one", False), ("Traceback", True)
+    ]  # fmt: skip
+    assert found["ends"]["1"] == 14
+    assert new("0:19,1:14")["lines"] == []
+    assert new("", rank="1")["lines"] == found["lines"]
+    run.finish("finished")
+    last = new("0:19,1:14")
+    while not last["lines"]:  # a view is read again after a moment
+        last = new("0:19,1:14")
+    assert last["lines"][0]["text"] == "<half"
+    assert last["is_over"]
+
+
+def test_all_logs_are_searched_in_place(serving: Serving, root: Path):
+    run = make_run(root, "fish")
+    lines = b"".join(b"line %d\n" % at for at in range(3000))
+    run.folder.write("experiments/worker-1.log", lines)
+    served = serving.start(root)
+    page = f"/runs/runs/{run.id}/logs"
+    found = json.loads(served.ask(f"{page}/found?q=LINE+299").text)
+    assert found["next"] == ""
+    assert found["lines"][0] == {"rank": 1, "offset": lines.index(b"line 299\n")}
+    assert len(found["lines"]) == 11
+    path, lines, places = f"{page}/found?q=line", [], set[str]()
+    later = "0:0"
+    while later:  # in parts
+        part = json.loads(served.ask(f"{path}&from={later}").text)
+        lines += part["lines"]
+        later = part["next"]
+        assert later not in places
+        places.add(later)
+    assert len(lines) == 3000
+    assert len({line["offset"] for line in lines}) == 3000
+    assert json.loads(served.ask(f"{page}/found?q=line&rank=0").text)["lines"] == []
+    assert "The end of all logs, 2 workers" in served.ask(page).text
+    assert "<h1>" not in served.ask(f"{page}?part=lines&rank=1").text
 
 
 def test_nothing_of_a_run_is_markup(serving: Serving, root: Path):
@@ -246,6 +362,22 @@ def test_a_stream_tells_of_changes_and_of_the_end(serving: Serving, root: Path):
     stream.close()
 
 
+def test_a_page_that_has_just_been_read_is_not_told_to_read_again(
+    serving: Serving, root: Path
+):
+    run = make_run(root, "fish", status="running")
+    served = serving.start(root)
+    text = served.ask(f"/runs/runs/{run.id}").text
+    [path] = re.findall(r'data-events="([^"]+)"', text)
+    seen = int(path.rpartition("seen=")[2])
+    stream = Stream(served, path)
+    segment = max((root / run.id / "events").iterdir())
+    with segment.open("ab") as file:
+        file.write(encode({"kind": "worker_lost", "rank": 0, "t": 9.0}))
+    assert int(stream.next()["id"]) > seen
+    stream.close()
+
+
 def test_a_stream_goes_on_where_it_was(serving: Serving, root: Path):
     run = make_run(root, "fish", status="running")
     served = serving.start(root)
@@ -264,7 +396,7 @@ def test_a_stream_goes_on_where_it_was(serving: Serving, root: Path):
 @pytest.mark.parametrize("count", [8])
 def test_the_server_ends_with_open_streams(count: int, root: Path):
     run = make_run(root, "fish")
-    serving = Serving()
+    serving = Serving(root.parent)
     served = serving.start(root)
     streams = [Stream(served, f"/runs/runs/{run.id}/events") for _ in range(count)]
     for stream in streams:

@@ -16,6 +16,7 @@ from shoal.cli import (
     compare,
     demo,
     doctor,
+    fit,
     jobs,
     launch,
     runs,
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.command("strategies")(strategies.show_strategies)
 app.command("compare", help=compare.HELP)(compare.show_comparison)
+app.command("fit", no_args_is_help=True)(fit.fit_script)
 app.command("demo")(demo.show_demo)
 app.command("doctor")(doctor.show_findings)
 app.command("launch", no_args_is_help=True)(launch.launch)

@@ -20,6 +20,8 @@ from shoal.runs.summary import RunSummary, summarise
 from shoal.runs.writer import look_at_writer
 
 PLAN = "plan.json"
+EXPLAINED = "explained"
+"""Key of the plan's text for people, beside its fields."""
 
 
 def run_ids(root: str | os.PathLike[str]) -> list[str]:
@@ -27,6 +29,21 @@ def run_ids(root: str | os.PathLike[str]) -> list[str]:
     folder = Folder.at(root)
     names = [name for name in folder.names() if not name.startswith(".")]
     return [name for name in names if _is_run(folder.child(name))]
+
+
+def has_run(root: str | os.PathLike[str], name: str) -> bool:
+    """Returns whether `run_ids` has a name; looks at that run alone.
+
+    The name may come from anybody: it is compared with those that are listed before it
+    becomes a path.
+
+    Example:
+        >>> has_run("memory://no-such-root", "../etc")
+        False
+    """
+    folder = Folder.at(root)
+    is_listed = not name.startswith(".") and name in folder.names()
+    return is_listed and _is_run(folder.child(name))
 
 
 def _is_run(folder: Folder) -> bool:

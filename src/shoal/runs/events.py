@@ -104,19 +104,33 @@ def unpack_exchanges(event: Mapping[str, Any]) -> Iterator[Event]:
     In older runs `t` counts from the start of a server. It is mended by the event's own
     time: the last exchange happened shortly before.
     """
-    columns = cast(list[str], event.get("columns", ()))
+    columns = exchange_columns(event)
+    for row in zip(*columns.values(), strict=False):
+        yield dict(zip(columns, row, strict=False))
+
+
+def exchange_columns(event: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+    """Returns the same by columns: quicker for a run of many exchanges.
+
+    Example:
+        >>> exchange_columns({"columns": ["rank", "t"], "rows": [[0, 1.5], [1, 2.5]]})
+        {'rank': (0, 1), 't': (1.5, 2.5)}
+    """
+    names = cast(list[str], event.get("columns", ()))
     rows = cast(list[list[Any]], event.get("rows", ()))
-    later_s = 0.0
-    if event.get("clock") != RUN_CLOCK and "t" in event and "t" in columns:
-        place = columns.index("t")
-        times = [row[place] for row in rows if len(row) > place]
+    found: dict[str, Sequence[Any]] = dict(
+        zip(names, zip(*rows, strict=False), strict=False)
+    )
+    times = found.get("t")
+    if times and event.get("clock") != RUN_CLOCK and "t" in event:
         last = max((time for time in times if time is not None), default=event["t"])
         later_s = event["t"] - last
-    for row in rows:
-        record = dict(zip(columns, row, strict=False))
-        if later_s and record.get("t") is not None:
-            record["t"] = max(0.0, round(record["t"] + later_s, 6))
-        yield record
+        if later_s:
+            found["t"] = [
+                time if time is None else max(0.0, round(time + later_s, 6))
+                for time in times
+            ]
+    return found
 
 
 def exchange_records(events: Iterable[Mapping[str, Any]]) -> Iterator[Event]:

@@ -118,7 +118,12 @@ class LogPage:
 
 
 def page(
-    folder: Folder, rank: int, offset: int, most_bytes: int = PAGE_BYTES
+    folder: Folder,
+    rank: int,
+    offset: int,
+    most_bytes: int = PAGE_BYTES,
+    *,
+    has_ends: bool = False,
 ) -> LogPage:
     """Returns the lines of a log from an offset on.
 
@@ -127,6 +132,8 @@ def page(
         rank: Rank of the worker.
         offset: Offset of a line; within a line its rest is the first line.
         most_bytes: Bytes of the page at most.
+        has_ends: Whether a last line without its end is left for the next page, unless
+            it fills this one.
 
     Raises:
         DataError: The log cannot be read.
@@ -134,7 +141,9 @@ def page(
     size = _size(folder, rank)
     start = min(max(0, offset), size)
     content = _read(folder, rank, start, most_bytes)
-    if start + len(content) < size:
+    if has_ends and len(content) < most_bytes:
+        content = content[: content.rfind(b"\n") + 1]
+    elif start + len(content) < size:
         content = content[: content.rfind(b"\n") + 1] or content
     return _page(start, content, size)
 
@@ -176,20 +185,39 @@ def search(folder: Folder, rank: int, words: str, after: int = -1) -> Iterator[L
     Raises:
         DataError: The log cannot be read.
     """
-    wanted = words.encode(errors="replace").lower()
-    held, base = b"", max(0, after)
-    while wanted:
-        data = _read(folder, rank, base + len(held), _BLOCK_BYTES)
+    start: int | None = max(0, after) if words else None
+    while start is not None:
+        lines, start = search_block(folder, rank, words, start)
+        yield from (line for line in lines if line.offset > after)
+
+
+def search_block(
+    folder: Folder, rank: int, words: str, start: int
+) -> tuple[list[LogLine], int | None]:
+    """Finds lines of a log that contain a text, in the next block of it.
+
+    Args:
+        folder: The run folder.
+        rank: Rank of the worker.
+        words: The text, as for `search`; not empty.
+        start: Offset of a line.
+
+    Returns:
+        The lines, and the offset where the next block starts; None at the end.
+
+    Raises:
+        DataError: The log cannot be read.
+    """
+    wanted, held = words.encode(errors="replace").lower(), b""
+    while True:
+        data = _read(folder, rank, start + len(held), _BLOCK_BYTES)
         held += data
         cut = held.rfind(b"\n") + 1 if data else len(held)
         if not cut and len(held) > 4 * _BLOCK_BYTES:
             cut = len(held) - len(wanted) + 1  # one endless line
-        for line in _found(held[:cut], wanted, base):
-            if line.offset > after:
-                yield line
-        held, base = held[cut:], base + cut
-        if not data:
-            return
+        if cut or not data:
+            found = list(_found(held[:cut], wanted, start))
+            return found, start + cut if data else None
 
 
 def _found(block: bytes, wanted: bytes, base: int) -> Iterator[LogLine]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, cast, final
 
-from shoal.runs.events import unpack_exchanges
+from shoal.runs.events import exchange_columns
 
 
 @final
@@ -33,15 +33,15 @@ class Samples:
         """Returns the samples committed in some epochs."""
         return sum(self._committed.get(epoch, 0) for epoch in epochs)
 
-    def add(self, event: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Counts the exchanges of an event, and returns them."""
-        records = list(unpack_exchanges(event))
-        for record in records:
-            epoch = int(record.get("epoch") or 0)
-            if epoch not in self._settled:
-                count = int(record.get("samples") or 0)
-                self._committed[epoch] = self._committed.get(epoch, 0) + count
-        return records
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Counts the exchanges of an event."""
+        columns = exchange_columns(event)
+        counts = columns.get("samples", ())
+        epochs = columns.get("epoch") or [0] * len(counts)
+        for epoch, count in zip(epochs, counts, strict=False):
+            if int(epoch or 0) not in self._settled:
+                before = self._committed.get(int(epoch or 0), 0)
+                self._committed[int(epoch or 0)] = before + int(count or 0)
 
     def end(self, epoch: int, event: Mapping[str, Any]) -> None:
         """Notes the end of an epoch, of all models that reached it so far."""

@@ -387,6 +387,19 @@ def model_file(folder: Folder, which: Which = "last") -> str:
     return weights if is_weights else archive
 
 
+def check_name(name: str | None) -> None:
+    """Refuses the name of a run that would be taken for a place.
+
+    Raises:
+        ConfigError: It is a path or URL, or empty.
+    """
+    if name is not None and (not name.strip() or is_place(name)):
+        raise ConfigError(
+            f"name={name!r} is no name of a run. Expected a word such as higgs, "
+            "without / in it. Give the folder of runs as --root."
+        )
+
+
 def start(
     run: str | os.PathLike[str] | Run | bool | None,
     *,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from shoal.facts import Monitor
 from shoal.host.processes import Process
+from shoal.runs.events import exchange_columns
 from shoal.runs.history import best_epoch
 from shoal.runs.samples import Samples
 from shoal.runs.use import Use
@@ -343,10 +344,11 @@ class Fold:
         self._use.add(event)
 
     def _on_exchanges(self, event: Mapping[str, Any]) -> None:
-        for record in self._samples.add(event):
-            self._exchanges += 1
-            for name in self._spent:
-                self._spent[name] += float(record.get(name) or 0.0)
+        self._samples.add(event)
+        self._exchanges += len(event.get("rows") or ())
+        columns = exchange_columns(event)
+        for name in self._spent:
+            self._spent[name] += sum(filter(None, columns.get(name, ())))
 
     def _on_rollback(self, event: Mapping[str, Any]) -> None:
         self._samples.roll_back(event.get("committed") or {})

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from shoal.runs.events import unpack_exchanges
+from shoal.runs.events import exchange_columns
+
+_NOTED = ("epoch", "steps", "samples", "t", "loss")
 
 BESIDE = "localhost"
 """Node name of workers that run beside the process that writes."""
@@ -107,11 +109,25 @@ class WorkerFold:
             worker = self._of(event["rank"])
             worker.state, worker.reason = "left", str(event.get("reason", ""))
         elif kind == "exchanges":
-            for record in unpack_exchanges(event):
-                if record.get("rank") is not None:
-                    _note(self._of(record["rank"]), record)
+            self._add_exchanges(event)
         elif kind == "run_finished":
             _end(self._found.values(), "done")
+
+    def _add_exchanges(self, event: Mapping[str, Any]) -> None:
+        columns = exchange_columns(event)
+        ranks = columns.get("rank", ())
+        none = [None] * len(ranks)
+        rows = zip(ranks, *(columns.get(name, none) for name in _NOTED), strict=False)
+        for rank, epoch, steps, samples, t, loss in rows:
+            if rank is None:
+                continue
+            worker = self._found.get(rank) or self._of(rank)
+            worker.epoch = int(epoch or 0) + 1
+            worker.steps += int(steps or 0)
+            worker.samples += int(samples or 0)
+            worker.seconds = float(t or 0.0)
+            if loss is not None:
+                worker.loss = float(loss)
 
     def _of(self, rank: Any) -> WorkerStatus:
         return self._found.setdefault(int(rank), WorkerStatus(rank=int(rank)))
@@ -168,12 +184,3 @@ def _end(workers: Iterable[WorkerStatus], state: str) -> None:
     for worker in workers:
         if worker.state == "working":
             worker.state = state
-
-
-def _note(worker: WorkerStatus, record: Mapping[str, Any]) -> None:
-    worker.epoch = int(record.get("epoch") or 0) + 1
-    worker.steps += int(record.get("steps") or 0)
-    worker.samples += int(record.get("samples") or 0)
-    worker.seconds = float(record.get("t") or 0.0)
-    if record.get("loss") is not None:
-        worker.loss = float(record["loss"])

@@ -36,6 +36,7 @@ from shoal.host.private import make_private, share
 from shoal.host.temporary import temporary_folder
 from shoal.paths import one_inside, unpack
 from shoal.plan import environment
+from shoal.runs.catalogue import EXPLAINED
 from shoal.runs.store import StoredRun, create, model_file, open_run
 from shoal.terminal import Lines, say, say_output, write
 from shoal.training.fit_call import FitCall
@@ -226,7 +227,7 @@ def _fill(record: StoredRun, ready: PreparedFit, cluster: Any) -> None:
         )
     inputs = inputs_of(ready)
     inputs.settings["cluster"] = cluster
-    record.write_plan(ready.plan.to_json())
+    record.write_plan({**ready.plan.to_json(), EXPLAINED: ready.plan.explain()})
     announce(ready.plan, record)
     write_inputs(record.folder, inputs)
 

@@ -22,6 +22,7 @@ from shoal.interruption import (
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan import environment
 from shoal.runs.base import Run
+from shoal.runs.catalogue import EXPLAINED
 from shoal.runs.store import StoredRun, is_of_storage, start
 from shoal.training import inline
 from shoal.training.allocation import opened, staged
@@ -67,7 +68,7 @@ def perform(call: FitCall, context: FitContext) -> Any:
             plan, allocation = stack.enter_context(found)
         ready = replace(ready, plan=plan)
         record = stack.enter_context(start(call.run, name=name, root=root))
-        record.write_plan(plan.to_json())
+        record.write_plan({**plan.to_json(), EXPLAINED: plan.explain()})
         announce(plan, record)
         writer = _writer(ready, record)
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from shoal.errors import ShoalError
 from shoal.ui.guard import Guard
-from shoal.ui.pages import actions, compare, run, run_list
+from shoal.ui.pages import actions, compare, logs, new, run, run_list, series
 from shoal.ui.site import HERE, STATIC, Site
 
 Page = Callable[[Site, Request], Any]
@@ -26,14 +26,25 @@ READ: dict[str, Page] = {
     "/": run_list.show_runs,
     "/compare": compare.show_comparison,
     "/compare.csv": compare.send_comparison,
+    "/compare.json": compare.send_series,
+    "/new": new.show_form,
+    "/new/check": new.send_check,
+    "/new/started/{root}/{key}": new.show_started,
     "/runs/{root}/{run}": run.show_run,
     "/runs/{root}/{run}/events": run.stream_run,
-    "/runs/{root}/{run}/logs": run.show_logs,
-    "/runs/{root}/{run}/points.csv": run.send_points,
+    "/runs/{root}/{run}/logs": logs.show_logs,
+    "/runs/{root}/{run}/logs/found": logs.send_found,
+    "/runs/{root}/{run}/logs/new": logs.send_new,
+    "/runs/{root}/{run}/points.csv": series.send_points,
+    "/runs/{root}/{run}/series.json": series.send_series,
+    "/runs/{root}/{run}/tensorboard/started": actions.show_tensorboard,
     "/runs/{root}/{run}/files/{name}": run.send_file,
 }
 CHANGE: dict[str, Page] = {
     "/runs/{root}/{run}/stop": actions.stop,
+    "/runs/{root}/{run}/resume": actions.resume,
+    "/runs/{root}/{run}/tensorboard": actions.tensorboard,
+    "/new/plan": new.plan,
     "/choose": actions.choose,
     "/remove": actions.remove,
 }
@@ -80,10 +91,14 @@ def _help(site: Site, request: Request) -> Response:
 def _static(site: Site, request: Request) -> Response:
     del site
     name = request.path_params["name"]
-    kind = STATIC.get(name)
-    if kind is None:
+    if name not in STATIC:
         raise HTTPException(404, "There is no such file.")
-    return Response((HERE / "static" / name).read_bytes(), media_type=kind)
+    path, kind = STATIC[name]
+    try:
+        content = (HERE / "static" / path).read_bytes()
+    except FileNotFoundError:
+        raise HTTPException(404, "There is no such file.") from None
+    return Response(content, media_type=kind)
 
 
 async def _refused(site: Site, request: Request, error: Exception) -> Response:

@@ -7,7 +7,8 @@ lowest and the highest stay, never every n-th, so that no peak disappears.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias, final
@@ -81,6 +82,40 @@ def sampled(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> P
     return [*found, points[-1]]
 
 
+def smoothed(points: Sequence[tuple[float, float]], factor: float) -> Points:
+    """Returns the exponential mean of points, without a pull to 0 at its beginning.
+
+    Args:
+        points: All points, not sampled ones.
+        factor: Weight of what came before, in [0, 1).
+
+    Example:
+        >>> smoothed([(0.0, 4.0), (1.0, 4.0), (2.0, 0.0)], 0.5)[:2]
+        [(0.0, 4.0), (1.0, 4.0)]
+    """
+    found: Points = []
+    mean = weight = 0.0
+    for x, y in points:
+        mean = factor * mean + (1 - factor) * y
+        weight = factor * weight + (1 - factor)
+        found.append((x, mean / weight))
+    return found
+
+
+def within(points: Points, window: tuple[float, float] | None) -> Points:
+    """Returns the points of a window of x, and one more at each of its sides.
+
+    Example:
+        >>> within([(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (3.0, 1.0)], (1.5, 1.6))
+        [(1.0, 1.0), (2.0, 1.0)]
+    """
+    if window is None:
+        return points
+    first = bisect_left(points, (window[0], -math.inf))
+    last = bisect_right(points, (window[1], math.inf))
+    return points[max(0, first - 1) : last + 1]
+
+
 def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
     """Returns round numbers between two others.
 
@@ -123,6 +158,7 @@ def draw(
     x_label: str,
     title: str,
     is_log: bool = False,
+    tell_x: Callable[[float], str] | None = None,
 ) -> str:
     """Returns a chart as SVG, to be put into a page.
 
@@ -132,6 +168,7 @@ def draw(
         x_label: Name and unit of the x axis.
         title: Name of the chart, for those who do not see it.
         is_log: Whether the y axis is logarithmic; points at or below 0 are left out.
+        tell_x: Returns the text of a value of x; default None: `number`.
     """
     shown = [(one, _usable(one.points, is_log=is_log)) for one in series]
     shown = [(one, points) for one, points in shown if points]
@@ -144,7 +181,7 @@ def draw(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{_shown(title)}">'
     ]
-    parts += _axes(frame, x_label, is_log=is_log)
+    parts += _axes(frame, x_label, tell_x or number, is_log=is_log)
     for one, points in shown:
         text = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
         if len(points) == 1:
@@ -185,7 +222,9 @@ class _Frame:
         return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
 
 
-def _axes(frame: _Frame, x_label: str, *, is_log: bool) -> list[str]:
+def _axes(
+    frame: _Frame, x_label: str, tell_x: Callable[[float], str], *, is_log: bool
+) -> list[str]:
     parts: list[str] = []
     floor, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
     for value in ticks(frame.low, frame.high):
@@ -199,7 +238,7 @@ def _axes(frame: _Frame, x_label: str, *, is_log: bool) -> list[str]:
         x = f"{frame.x(value):.1f}"
         parts.append(
             f'<line class="grid" x1="{x}" x2="{x}" y1="{_TOP}" y2="{floor}"/>'
-            f'<text class="tick middle" x="{x}" y="{floor + 16}">{number(value)}</text>'
+            f'<text class="tick middle" x="{x}" y="{floor + 16}">{tell_x(value)}</text>'
         )
     middle = (_LEFT + right) / 2
     parts.append(

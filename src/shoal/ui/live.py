@@ -10,15 +10,16 @@ import threading
 import time
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, final
 
 from shoal.errors import ShoalError
-from shoal.runs.events import Event, unpack_exchanges
+from shoal.runs.events import Event, exchange_columns
 from shoal.runs.folder import Folder
 from shoal.runs.following import Follow
-from shoal.runs.summary import Fold, RunSummary, WriterState
+from shoal.runs.summary import SPENT, Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
 from shoal.runs.writer import look_at_writer
 
@@ -53,9 +54,13 @@ class Moment:
 @final
 @dataclass
 class Exchanges:
-    """Numbers of the exchanges so far, in columns."""
+    """Numbers of the exchanges so far, in columns.
+
+    `t` are seconds of the run, `time` Unix seconds.
+    """
 
     t: array[float] = field(default_factory=lambda: array("d"))
+    time: array[float] = field(default_factory=lambda: array("d"))
     samples: array[float] = field(default_factory=lambda: array("d"))
     loss: array[float] = field(default_factory=lambda: array("d"))
     rank: array[int] = field(default_factory=lambda: array("i"))
@@ -76,11 +81,14 @@ class RunView:
     ) -> None:
         self.folder = folder
         self.lock = threading.RLock()
-        self.version = 0
+        # Of the clock, so that it is not one that a server before this one has told.
+        self.version = int(1000 * time.time())
         self.damage = ""
         self.cost_s = 0.0
         """Seconds that the last page about it took."""
         self.exchanges = Exchanges()
+        self.spent: dict[int, list[float]] = {}
+        """Rank -> its seconds of compute, data, wait and exchange."""
         self.epochs: list[dict[str, Any]] = []
         self.moments: deque[Moment] = deque(maxlen=MOST_MARKS)
         self.checkpoint: Event = {}
@@ -191,22 +199,39 @@ class RunView:
             self._total = sum(counts.values())
 
     def _add_exchanges(self, event: Event) -> None:
-        found = self.exchanges
-        for record in unpack_exchanges(event):
-            self._total += int(record.get("samples") or 0)
-            loss = record.get("loss")
-            rank = record.get("rank")
-            found.t.append(float(record.get("t") or event.get("t") or 0.0))
-            found.samples.append(self._total)
-            found.loss.append(float("nan") if loss is None else float(loss))
-            found.rank.append(-1 if rank is None else int(rank))
-            found.staleness.append(min(2**31 - 1, int(record.get("staleness") or 0)))
+        found, columns = self.exchanges, exchange_columns(event)
+        count = len(event.get("rows") or ())
+        none: list[Any] = [None] * count
+
+        def column(name: str) -> Sequence[Any]:
+            return columns.get(name, none)
+
+        event_t = float(event.get("t") or 0.0)
+        times = [event_t if t is None else float(t) for t in column("t")]
+        began = float(event.get("time") or 0.0) - event_t  # by the clock of the day
+        found.t.extend(times)
+        found.time.extend([t + began for t in times])
+        rows = [int(n or 0) for n in column("samples")]
+        found.samples.extend(accumulate(rows, initial=self._total))
+        found.samples.pop(-1 - count)  # the total before them
+        self._total += sum(rows)
+        nan = float("nan")
+        found.loss.extend([nan if loss is None else loss for loss in column("loss")])
+        ranks = [-1 if rank is None else int(rank) for rank in column("rank")]
+        found.rank.extend(ranks)
+        found.staleness.extend(min(2**31 - 1, int(n or 0)) for n in column("staleness"))
+        spent = zip(*(column(name) for name in SPENT), strict=False)
+        for rank, parts in zip(ranks, spent, strict=True):
+            sums = self.spent.setdefault(rank, [0.0] * len(SPENT))
+            for at, part in enumerate(parts):
+                sums[at] += part or 0.0
 
     def _add_epoch(self, event: Event) -> None:
         self.epochs.append(
             {
                 "epoch": int(event.get("epoch", len(self.epochs))),
                 "t": float(event.get("t", 0.0)),
+                "time": float(event.get("time", 0.0)),
                 "samples": self._total,
                 "metrics": dict(event.get("metrics") or {}),
                 "learning_rate": event.get("learning_rate"),

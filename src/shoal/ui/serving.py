@@ -21,7 +21,10 @@ from shoal.host.private import make_private
 from shoal.terminal import say
 from shoal.ui.app import make_app
 from shoal.ui.guard import LOOPBACK, Access
+from shoal.ui.packages import UPLOT, is_there
+from shoal.ui.pages.actions import TENSORBOARD
 from shoal.ui.site import Site, roots_of
+from shoal.ui.starting import Starter
 
 FIRST_PORT, PORTS = 8766, 50
 """8265 and 6006 belong to Ray and TensorBoard."""
@@ -115,8 +118,10 @@ def serve(settings: Settings, said: Callable[[str], None] = say) -> None:
     site = Site(
         roots=roots_of(settings.roots),
         access=access,
+        starter=Starter(settings.state / "ui" / "started"),
         cache=settings.cache,
         is_read_only=settings.is_read_only,
+        has_charts=is_there(UPLOT),
         is_ending=lambda: servers[0].should_exit,
     )
     config = uvicorn.Config(
@@ -146,6 +151,7 @@ def serve(settings: Settings, said: Callable[[str], None] = say) -> None:
         return
     finally:
         listener.close()
+        site.starter.end(TENSORBOARD)
 
 
 def listen(settings: Settings) -> socket.socket:

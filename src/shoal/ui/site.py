@@ -16,20 +16,26 @@ from jinja2 import Environment, FileSystemLoader
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
-from shoal.runs.catalogue import run_ids
+from shoal.runs.catalogue import has_run
 from shoal.runs.folder import Folder
 from shoal.terminal import one_line, plain, without_colours
 from shoal.ui.charts import number
 from shoal.ui.guard import Access
 from shoal.ui.live import Views
+from shoal.ui.starting import Starter
 
 HERE = Path(__file__).parent
+_CSS, _JS = "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 STATIC = {
-    "icon.svg": "image/svg+xml",
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+    "page.css": ("page.css", _CSS),
+    "page.js": ("page.js", _JS),
+    "charts.js": ("charts.js", _JS),
+    "logs.js": ("logs.js", _JS),
+    "uplot.css": ("packages/uplot.css", _CSS),
+    "uplot.js": ("packages/uplot.js", _JS),
 }
-"""Files that are served, with their types; no other name is looked for."""
+"""Files that are served: path and type. No other name is looked for."""
 
 SIGNS = {
     "running": "▶", "finished": "✓", "failed": "✕", "interrupted": "‖",
@@ -59,18 +65,26 @@ class Site:
     Args:
         roots: Folders of runs, by their names in addresses.
         access: Who may use it.
+        starter: Starts programs.
         cache: Folder where outlines are remembered, None for none.
         is_read_only: Whether nothing can be changed.
+        has_charts: Whether uPlot is installed; charts are pictures otherwise.
         is_ending: Whether the server ends, so that streams should.
         views: Followers of runs.
+        sizes: Root and id of a run -> its state, and its bytes then.
     """
 
     roots: Mapping[str, Root]
     access: Access
+    starter: Starter
     cache: str | None = None
     is_read_only: bool = False
+    has_charts: bool = False
     is_ending: Callable[[], bool] = lambda: False
     views: Views = field(default_factory=Views)
+    sizes: dict[tuple[str, str], tuple[str, int]] = field(
+        default_factory=dict[tuple[str, str], tuple[str, int]]
+    )
 
     def link(self, path: str, **query: object) -> str:
         """Returns the address of a page, the only way in which one is made."""
@@ -92,7 +106,7 @@ class Site:
             HTTPException: There is none.
         """
         root = self.roots.get(key)
-        if root is None or run not in run_ids(root.folder.url):
+        if root is None or not has_run(root.folder.url, run):
             raise HTTPException(404, "There is no such run here, or it was removed.")
         return root.folder.child(run)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from shoal.errors import ShoalError
+from shoal.plan.variables import read_workers
 from shoal.runs.catalogue import remove_run
 from shoal.runs.control import ask_stop, asking
 from shoal.runs.outlines import read_outline
@@ -14,6 +19,11 @@ from shoal.ui.pages.compare import MOST_RUNS
 from shoal.ui.site import Site
 
 MOST_REMOVED = 1000
+RESUMABLE = ("interrupted", "failed", "lost")
+VERBOSE = ("0", "1", "2")
+TENSORBOARD = "tensorboard "
+"""Before the URL of a run: what a program is for."""
+_BOARD = re.compile(r"http://127\.0\.0\.1:[0-9]{1,5}/")
 
 
 async def stop(site: Site, request: Request) -> Response:
@@ -26,7 +36,67 @@ async def stop(site: Site, request: Request) -> Response:
             ask_stop(folder, by=f"shoal ui, {asking()}")
     except ShoalError as error:
         raise HTTPException(409, str(error)) from error
-    return RedirectResponse(site.run_link(root, run, asked="stop"), 303)
+    return RedirectResponse(site.run_link(root, run), 303)
+
+
+async def resume(site: Site, request: Request) -> Response:
+    """Resumes a run in a process of its own; harmless when pressed twice."""
+    _check_may(site)
+    root, run = request.path_params["root"], request.path_params["run"]
+    folder = site.find(root, run)
+    form = await request.form()
+    workers = str(form.get("workers", "")).strip()
+    verbose = str(form.get("verbose", "2"))
+    try:
+        if workers:
+            read_workers("--workers", workers)
+        status = read_outline(folder).status
+    except ShoalError as error:
+        raise HTTPException(409, str(error)) from error
+    if verbose not in VERBOSE:
+        raise HTTPException(409, f"verbose={verbose!r} is not one of 0, 1 and 2.")
+    if not folder.is_local and form.get("trusted") != "yes":
+        raise HTTPException(
+            409,
+            "This run is not on this machine, and to resume it runs what is in its "
+            "folder. Tick that you trust it.",
+        )
+    if status in RESUMABLE:
+        words = ["runs", "resume", folder.url, "--verbose", verbose]
+        words += ["--workers", workers] if workers else []
+        try:
+            site.starter.start(folder.url, words)
+        except ShoalError as error:
+            raise HTTPException(409, str(error)) from error
+    return RedirectResponse(site.run_link(root, run), 303)
+
+
+async def tensorboard(site: Site, request: Request) -> Response:
+    """Starts TensorBoard on a run; it ends with the page's server."""
+    _check_may(site)
+    root, run = request.path_params["root"], request.path_params["run"]
+    folder = site.find(root, run)
+    try:
+        words = ["tensorboard", folder.url, "--port", "0"]
+        site.starter.start(f"{TENSORBOARD}{folder.url}", words)
+    except ShoalError as error:
+        raise HTTPException(409, str(error)) from error
+    place = site.run_link(root, run, "/tensorboard/started")
+    return RedirectResponse(place, 303)
+
+
+def show_tensorboard(site: Site, request: Request) -> Response:
+    """The link to a TensorBoard that was started, or what it says so far."""
+    root, run = request.path_params["root"], request.path_params["run"]
+    folder = site.find(root, run)
+    program = site.starter.of(f"{TENSORBOARD}{folder.url}")
+    if program is None:
+        raise HTTPException(404, "No TensorBoard was started for this run.")
+    found = _BOARD.search(program.text)
+    board = found[0] if found and program.code is None else ""
+    return site.render(
+        "tensorboard.html", root=root, id=run, program=program, board=board
+    )
 
 
 async def choose(site: Site, request: Request) -> Response:
@@ -36,7 +106,8 @@ async def choose(site: Site, request: Request) -> Response:
     if form.get("do") == "compare":
         return RedirectResponse(site.link("/compare", runs=named[:MOST_RUNS]), 303)
     _check_may(site)
-    return site.render("remove.html", runs=_split(site, named))
+    runs = await run_in_threadpool(_with_sizes, site, _split(site, named))
+    return site.render("remove.html", runs=runs)
 
 
 async def remove(site: Site, request: Request) -> Response:
@@ -63,6 +134,16 @@ def _split(site: Site, named: list[str]) -> list[tuple[str, str]]:
     """Returns roots and ids of runs that a form names."""
     pairs = [name.partition("/") for name in named[:MOST_REMOVED]]
     return [(root, run) for root, _, run in pairs if root in site.roots]
+
+
+def _with_sizes(site: Site, runs: list[tuple[str, str]]) -> list[tuple[str, str, int]]:
+    found: list[tuple[str, str, int]] = []
+    for root, run in runs:
+        size = 0
+        with suppress(HTTPException, OSError):  # one that has gone has none
+            size = site.find(root, run).total_bytes()
+        found.append((root, run, size))
+    return found
 
 
 def _check_may(site: Site) -> None:

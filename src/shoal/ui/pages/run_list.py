@@ -30,10 +30,12 @@ class Row:
     Args:
         root: Name of its root in addresses.
         run: Its outline.
+        size: Bytes of its folder, None where that takes many requests.
     """
 
     root: str
     run: RunSummary
+    size: int | None = None
 
     @property
     def share(self) -> float:
@@ -64,6 +66,7 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
     "best": lambda row: row.best[1] if row.best else float("inf"),
     "speed": lambda row: row.speed or 0.0,
     "took": lambda row: row.run.seconds,
+    "size": lambda row: row.size or 0,
 }
 """Name of an order -> its key."""
 
@@ -77,7 +80,7 @@ def read_rows(site: Site) -> tuple[list[Row], list[str]]:
     for root in site.roots.values():
         try:
             found = read_outlines(root.folder.url, cache=site.cache)
-            rows += [Row(root=root.key, run=run) for run in found]
+            rows += [row_of(site, root.key, run) for run in found]
             if not root.folder.exists():
                 wrong.append(
                     f"{root.folder.url} does not exist yet. It appears with its first "
@@ -87,6 +90,18 @@ def read_rows(site: Site) -> tuple[list[Row], list[str]]:
         except (ShoalError, OSError) as error:
             wrong.append(f"{root.folder.url} cannot be read: {error}")
     return rows, wrong
+
+
+def row_of(site: Site, root: str, run: RunSummary) -> Row:
+    """Returns the row of a run; of one that has ended the size is looked up once."""
+    folder = site.roots[root].folder
+    if not folder.is_local:
+        return Row(root=root, run=run)
+    key, state = (root, run.id), f"{run.status} {run.seconds}"
+    known = site.sizes.get(key)
+    if known is None or known[0] != state:
+        known = site.sizes[key] = (state, folder.child(run.id).total_bytes())
+    return Row(root=root, run=run, size=known[1])
 
 
 def chosen(rows: list[Row], words: str, state: str, order: str) -> list[Row]:
@@ -122,7 +137,7 @@ def _row_of(site: Site, name: str) -> Row | None:
         return None
     except ShoalError as error:
         outline = RunSummary(id=run, status="damaged", damage=str(error))
-    return Row(root=root, run=outline)
+    return row_of(site, root, outline)
 
 
 def show_runs(site: Site, request: Request) -> Response:

@@ -20,6 +20,7 @@ theme.addEventListener("click", () => {
   const next = THEMES[(THEMES.indexOf(remembered()) + 1) % THEMES.length];
   try { localStorage.setItem("shoal-theme", next); } catch { /* for this page only */ }
   useTheme(next);
+  document.dispatchEvent(new Event("shoal-theme"));
 });
 
 function localTimes(within) {
@@ -28,7 +29,7 @@ function localTimes(within) {
     if (Number.isNaN(date.getTime())) continue;
     time.title = date.toLocaleString(undefined, { dateStyle: "full", timeStyle: "long" });
     if (time.closest("tr[data-run]")) {
-      time.textContent = date.toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
+      time.textContent = date.toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
     }
   }
 }
@@ -112,6 +113,7 @@ function replaceParts(fresh) {
     const open = [...old.querySelectorAll("details")].map((details) => details.open);
     part.querySelectorAll("details").forEach((details, at) => { details.open = Boolean(open[at]); });
     localTimes(part);
+    if (part.dataset.title) document.title = part.dataset.title;
     old.replaceWith(part);
   }
 }
@@ -125,7 +127,10 @@ function connect() {
   if (stream || document.hidden) return;
   stream = new EventSource(live.dataset.events);
   stream.addEventListener("open", () => { linkState.textContent = ""; });
-  stream.addEventListener("change", readAgain);
+  stream.addEventListener("change", () => {
+    document.dispatchEvent(new Event("shoal-change"));
+    readAgain();
+  });
   stream.addEventListener("removed", showRemoved);
   stream.addEventListener("error", () => {
     linkState.textContent = "Reconnecting…";
@@ -143,3 +148,35 @@ if (live) {
     if (document.hidden && stream) { stream.close(); stream = null; } else connect();
   });
 }
+
+// A form whose fields are checked as they are left, by the code of the command line.
+const fresh = document.getElementById("new");
+
+async function check(field) {
+  const address = new URL(fresh.dataset.check, location.href);
+  address.searchParams.set("field", field.name);
+  address.searchParams.set("value", field.value);
+  const told = document.getElementById(`${field.name}-error`);
+  if (!told) return;
+  try {
+    const answer = await fetch(address);
+    if (!answer.ok) return;
+    const { error } = await answer.json();
+    if (told.textContent !== error) told.textContent = error;
+    field.setAttribute("aria-invalid", String(Boolean(error)));
+  } catch { /* the form is checked again when it is sent */ }
+}
+if (fresh) {
+  for (const field of fresh.querySelectorAll(".field input, .field select")) {
+    field.addEventListener("change", () => check(field));
+  }
+}
+
+const again = document.querySelector("[data-again]");
+if (again) setTimeout(() => location.reload(), Number(again.dataset.again));
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.key === "?") document.getElementById("keys").showModal();
+  else if (event.key === "/" && filter) { event.preventDefault(); filter.focus(); }
+});

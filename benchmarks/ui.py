@@ -1,0 +1,230 @@
+"""The page's numbers: how long until rows, curves, events and hits are seen.
+
+Run: `python -m benchmarks.ui`, or `make bench-ui`; `--quick` with smaller runs. Makes
+1,000 runs, one of 100,000 exchanges by 64 workers, and a log of 1 GB in a temporary
+folder; starts `shoal ui` on them, and looks at it in Debian's chromium. Prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics as st
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import psutil
+from playwright.sync_api import Page, expect, sync_playwright
+
+from shoal.runs.store import StoredRun, create
+
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+LIMIT_MS = 60_000
+RECORD = {"steps": 10, "compute_s": 0.2, "data_s": 0.01, "wait_s": 0.02,
+          "exchange_s": 0.02, "staleness": 1}  # fmt: skip
+
+
+def make_runs(root: Path, count: int) -> None:
+    """Makes many runs: one, copied."""
+    first = create(str(root), "higgs", today=date(2026, 1, 1))
+    with first as run:
+        run.event("run_started", strategy="aeasgd", workers=4, rows=64_000, epochs=5)
+        for epoch in range(5):
+            run.exchanges([
+                {**RECORD, "rank": at % 4, "epoch": epoch, "samples": 640,
+                 "loss": 1 / (1 + at + 100 * epoch), "t": run.seconds}
+                for at in range(100)
+            ])  # fmt: skip
+            metrics = {"loss": 1 / (1 + epoch), "val_loss": 1.1 / (1 + epoch)}
+            run.event("epoch_ended", epoch=epoch, samples=64_000, metrics=metrics)
+        run.finish("finished")
+    for at in range(1, count):
+        shutil.copytree(root / run.id, root / f"2026-01-01-higgs-{at:05d}")
+
+
+def make_long(root: Path, exchanges: int, workers: int = 64) -> StoredRun:
+    """Makes a run of many exchanges, at 20 of them a second."""
+    run = create(str(root), "long", today=date(2026, 1, 2))
+    rows = 64 * exchanges
+    run.event("run_started", strategy="downpour", workers=workers, rows=rows, epochs=1)
+    for rank in range(workers):
+        run.event("worker_started", rank=rank, pid=100 + rank, node="localhost")
+    for start in range(0, exchanges, 100):
+        run.exchanges([
+            {**RECORD, "rank": at % workers, "epoch": 0, "samples": 64,
+             "loss": 2.5 * 0.99998**at + 0.2 * (at % 7) / 7, "t": at / 20}
+            for at in range(start, start + 100)
+        ])  # fmt: skip
+    return run
+
+
+def write_log(run: StoredRun, size: int) -> None:
+    """Writes a log of many lines, with one of its own at the end of each tenth."""
+    path = run.folder.local_path("experiments/worker-0.log")
+    line = b"step 12345: loss 0.4321, accuracy 0.8765, 1234 samples a second\n"
+    block = line * (size // 10 // len(line))
+    with path.open("wb") as file:
+        for at in range(10):
+            file.write(block)
+            file.write(b"a needle, number %d\n" % at)
+
+
+@contextmanager
+def served(root: Path, home: Path) -> Generator[tuple[str, psutil.Process]]:
+    """Serves the page; yields its link, and its process."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal", "ui", "--no-browser", "--port", "0",
+         "--root", str(root)],
+        stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "HOME": str(home), "SHOAL_CACHE": str(home / "cache")},
+    )  # fmt: skip
+    try:
+        link = process.stdout.readline() if process.stdout else ""
+        yield link.strip(), psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def seconds(what: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    what()
+    return time.perf_counter() - began
+
+
+def open_list(page: Page, base: str, count: int) -> None:
+    page.goto(f"{base}/", timeout=LIMIT_MS)
+    rows = page.locator("#runs tbody tr")
+    expect(rows).to_have_count(min(1000, count), timeout=LIMIT_MS)
+
+
+def open_run(page: Page, base: str, run: str) -> None:
+    page.goto(f"{base}/runs/runs/{run}", timeout=LIMIT_MS)
+    page.locator("#charts[data-drawn] .plot canvas").first.wait_for(timeout=LIMIT_MS)
+
+
+KEYSTROKE = """() => new Promise((done) => {
+  const field = document.getElementById("q");
+  const began = performance.now();
+  field.value = field.value ? "" : "0099";
+  field.dispatchEvent(new Event("input"));
+  requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)));
+})"""
+WATCH = """() => {
+  window.drawn = [];
+  const box = document.getElementById("charts");
+  new MutationObserver(() => requestAnimationFrame(() => window.drawn.push(
+    [Date.now(), Number(box.dataset.drawMs)])))
+    .observe(box, { attributes: true, attributeFilter: ["data-drawn"] });
+}"""
+
+
+def watch(page: Page, run: StoredRun, count: int) -> tuple[list[float], list[float]]:
+    """Returns milliseconds from event to frame, and of the drawing alone."""
+    page.evaluate(WATCH)
+    late: list[float] = []
+    for at in range(count):
+        before = page.evaluate("window.drawn.length")
+        written = time.time()
+        run.event("worker_lost", rank=at % 64, reason="gone", t=run.seconds)
+        while page.evaluate("window.drawn.length") == before:
+            time.sleep(0.005)
+        shown = page.evaluate(f"window.drawn[{before}][0]")
+        late.append(shown - 1000 * written)
+        time.sleep(0.5 + 0.037 * (at % 7))
+    return late, page.evaluate("window.drawn.map((one) => one[1])")
+
+
+def share(process: psutil.Process, span_s: float, each: Callable[[], Any]) -> float:
+    """Returns the share of one core, in percent, with something done each second."""
+    before = sum(process.cpu_times()[:2])
+    for _ in range(int(span_s)):
+        each()
+        time.sleep(1)
+    return 100 * (sum(process.cpu_times()[:2]) - before) / span_s
+
+
+def main() -> None:
+    """Measures all, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller runs")
+    is_quick = parser.parse_args().quick
+    count, exchanges = (100, 10_000) if is_quick else (1000, 100_000)
+    size = 50_000_000 if is_quick else 1_000_000_000
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    rows: list[tuple[str, str, str]] = []
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+        root, home = Path(place) / "runs", Path(place) / "home"
+        home.mkdir()
+        make_runs(root, count)
+        long = make_long(root, exchanges)
+        write_log(long, size)
+        with served(root, home) as (link, process):
+            base = link.partition("/?")[0]
+            browser = playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
+            page = browser.new_context().new_page()
+            page.goto(f"{base}/help?{link.partition('?')[2]}")
+            first = seconds(lambda: open_list(page, base, count))
+            again = st.median(
+                seconds(lambda: open_list(page, base, count)) for _ in range(5)
+            )
+            rows.append((f"list of {count:,} runs, again / first time",
+                         "1 s / 3 s", f"{again:.2f} s / {first:.2f} s"))  # fmt: skip
+            keys = [page.evaluate(KEYSTROKE) for _ in range(9)]
+            rows.append(("filter keystroke", "100 ms", f"{st.median(keys):.0f} ms"))
+            first = seconds(lambda: open_run(page, base, long.id))
+            again = st.median(
+                seconds(lambda: open_run(page, base, long.id)) for _ in range(5)
+            )
+            rows.append((f"run of {exchanges:,} exchanges, first time / again",
+                         "2 s", f"{first:.2f} s / {again:.2f} s"))  # fmt: skip
+            live = create(str(root), "live")
+            live.event("run_started", strategy="adag", workers=2, rows=640, epochs=2)
+            record = {**RECORD, "rank": 0, "epoch": 0, "samples": 64, "loss": 1.0}
+            live.exchanges([{**record, "t": at / 10} for at in range(20)])
+            open_run(page, base, live.id)
+            late, draws = watch(page, live, 20)
+            rows.append(("event on disk to pixel, median / highest", "200 / 500 ms",
+                         f"{st.median(late):.0f} / {max(late):.0f} ms"))  # fmt: skip
+            open_run(page, base, long.id)
+            _, draws = watch(page, long, 5)
+            rows.append(("draw after an update of the long run", "50 ms",
+                         f"{st.median(draws):.0f} ms"))  # fmt: skip
+            needle = f"{base}/runs/runs/{long.id}/logs/found?q=number+0"
+            late_one = f"{base}/runs/runs/{long.id}/logs/found?q=needle"
+            hit = seconds(lambda: page.request.get(needle))
+            every = seconds(lambda: page.request.get(late_one))
+            rows.append((f"search in {size / 1e9:g} GB of logs, one word / all",
+                         "0.5 s / 5 s", f"{hit:.2f} s / {every:.2f} s"))  # fmt: skip
+            ended = next(p.name for p in root.iterdir() if "higgs" in p.name)
+            open_run(page, base, ended)
+            idle = share(process, 10, lambda: None)
+            open_run(page, base, live.id)
+            busy = share(
+                process, 10, lambda: live.exchanges([{**record, "t": live.seconds}])
+            )
+            rows.append(("server, page of a run at rest / of a live one",
+                         "0 % / below 1 %", f"{idle:.1f} / {busy:.1f} %"))  # fmt: skip
+            for _ in range(9):
+                open_run(page.context.new_page(), base, long.id)
+            memory = process.memory_info().rss / 1e6
+            rows.append(("memory, 10 pages of the long run", "300 MB",
+                         f"{memory:.0f} MB"))  # fmt: skip
+            browser.close()
+        live.finish("finished")
+        long.finish("finished")
+    print("| what | goal | found |\n|---|---|---|")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    main()

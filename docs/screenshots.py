@@ -1,0 +1,95 @@
+"""Pictures of the page for the docs, from the runs of `shoal demo`.
+
+Run: `python docs/screenshots.py [FOLDER]`. Without a folder of runs it runs the demo.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+OUT = Path(__file__).parent / "assets" / "ui"
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 400, "height": 860}
+
+
+def demo(place: Path) -> Path:
+    """Runs the demo; returns the folder of its runs."""
+    subprocess.run([sys.executable, "-m", "shoal", "demo"], cwd=place, check=True)
+    return place / "shoal-runs"
+
+
+def save(page: Any, name: str) -> None:
+    """Keeps a picture with few colours, so that it is small."""
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    held = io.BytesIO()
+    picture.quantize(256, Image.Quantize.MAXCOVERAGE).save(held, "PNG", optimize=True)
+    (OUT / f"{name}.png").write_bytes(held.getvalue())
+    print(f"{name}.png {held.tell():,} bytes")
+
+
+def pages_of(root: Path) -> dict[str, str]:
+    """Returns the name of each picture, and the page's address."""
+    ids = sorted(path.name for path in root.iterdir() if (path / "events").is_dir())
+    named = "&".join(f"runs={root.name}/{run}" for run in ids)
+    marked = next((run for run in ids if "worker_lost" in text_of(root / run)), ids[-1])
+    own = f"/runs/{root.name}/{marked}"
+    return {
+        "runs": "/", "run": f"{own}?smooth=0.8", "logs": f"{own}/logs",
+        "compare": f"/compare?{named}", "new": "/new",
+    }  # fmt: skip
+
+
+def text_of(run: Path) -> str:
+    """Returns the events of a run as text."""
+    return "".join(path.read_text() for path in (run / "events").iterdir())
+
+
+def main() -> None:
+    """Makes all pictures."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+        root = Path(sys.argv[1]).resolve() if sys.argv[1:] else demo(Path(place))
+        server = subprocess.Popen(
+            [sys.executable, "-m", "shoal", "ui", "--no-browser", "--port", "0",
+             "--root", str(root)],
+            stdout=subprocess.PIPE, text=True, cwd=place,
+            env={**os.environ, "HOME": place, "SHOAL_CACHE": place},
+        )  # fmt: skip
+        try:
+            link = server.stdout.readline().strip() if server.stdout else ""
+            base = link.partition("/?")[0]
+            browser = playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
+            for size, shape in (("", WIDE), ("-phone", PHONE)):
+                for theme in ("light", "dark"):
+                    context = browser.new_context(viewport=shape, color_scheme=theme)
+                    page = context.new_page()
+                    page.goto(link)
+                    for name, path in pages_of(root).items():
+                        page.goto(f"{base}{path}")
+                        if name in ("run", "compare"):
+                            page.locator(".plot canvas").first.wait_for()
+                        if name == "run":
+                            page.evaluate(
+                                "document.querySelector('#curves').scrollIntoView()"
+                            )
+                        save(page, f"{name}{size}-{theme}")
+                    context.close()
+            browser.close()
+        finally:
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    main()

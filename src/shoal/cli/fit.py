@@ -1,0 +1,89 @@
+"""`shoal fit`: trains the model of a script, or shows what would happen."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from shoal import strategies
+from shoal.cli.script import load_problem
+from shoal.cli.tables import show_json
+from shoal.errors import ConfigError
+from shoal.plan.variables import read_workers
+from shoal.runs.store import StoredRun, check_name, model_file
+from shoal.terminal import say
+
+
+def fit_script(  # noqa: PLR0913 - one argument for each option
+    script: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT.py:MAKE",
+            help="A file and its function, 'make' if none is named, which returns "
+            "(make_model, x, y) or (make_model, x, y, validation_data).",
+        ),
+    ],
+    strategy: Annotated[
+        str, typer.Option(help="Name, or name:parameter=value,...")
+    ] = "all_reduce",
+    workers: Annotated[
+        str, typer.Option(help="Training processes: a number, min-max or auto.")
+    ] = "auto",
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples of one step; default as fit chooses."),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option(help="Where workers run, as for fit.")
+    ] = "local",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run; default the model's.")
+    ] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(help="Folder or URL of runs; default $SHOAL_RUNS, ./shoal-runs."),
+    ] = None,
+    is_plan: Annotated[
+        bool, typer.Option("--plan", help="Show what would happen, start nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --plan: as JSON.")
+    ] = False,
+) -> None:
+    """Trains the model of a script with one strategy, and keeps the run.
+
+    The script is the one of `shoal compare`.
+    """
+    chosen = strategies.get(strategy)
+    count = read_workers("--workers", workers)
+    check_name(name)
+    if as_json and not is_plan:
+        raise ConfigError(
+            "--json is given without --plan. Expected both: JSON is a form of what "
+            "--plan shows. Add --plan, or leave --json out."
+        )
+    if root:
+        os.environ["SHOAL_RUNS"] = root
+    problem = load_problem(script)
+    # Imports Keras, which the list of commands does not need.
+    from shoal import api
+
+    arguments: dict[str, Any] = {
+        "strategy": chosen, "workers": count, "epochs": epochs, "cluster": cluster,
+        "batch_size": batch_size, "validation_data": problem.validation_data,
+    }  # fmt: skip
+    model = problem.make_model()
+    if is_plan:
+        plan = api.plan(model, problem.x, problem.y, **arguments)
+        if as_json:
+            show_json(plan.to_json())
+        else:
+            say(plan.explain())
+        return
+    run = api.fit(model, problem.x, problem.y, run=name, verbose=2, **arguments).run
+    say(f"{run.id}: {run.summary().status}")
+    if isinstance(run, StoredRun):
+        say(f"model: {run.url}/{model_file(run.folder)}")

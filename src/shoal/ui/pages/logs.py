@@ -1,0 +1,216 @@
+"""Logs of a run: of all workers or of one, by pages, followed, and searched."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shoal.errors import ShoalError
+from shoal.runs.folder import Folder
+from shoal.runs.logs import (
+    PAGE_BYTES,
+    LogLine,
+    LogPage,
+    page,
+    page_before,
+    ranks_with_logs,
+    search,
+    search_block,
+)
+from shoal.ui.site import Site, clean
+
+MOST_FOUND = 500
+"""Found lines at most."""
+SEARCH_S = 0.3
+"""Seconds of one answer to a search; the page asks for the rest."""
+MOST_NEW = 1000
+"""New lines of one answer at most."""
+LEAST_BYTES = 2048
+"""Bytes of each worker's end at least, where all are shown."""
+MOST_WORDS = 200
+_BAD = ("Error", "Traceback", "CRITICAL", "FATAL")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Lines of logs as they are shown.
+
+    Args:
+        rows: Rank and line of each.
+        ends: Rank -> the first byte behind what is shown of its log.
+        page: The page of one log, None where all are shown.
+    """
+
+    rows: Sequence[tuple[int, LogLine]]
+    ends: dict[int, int]
+    page: LogPage | None = None
+
+
+def show_logs(site: Site, request: Request) -> Response:
+    """The end of all logs, or a page of one; with `part=lines` only the lines."""
+    root, run = request.path_params["root"], request.path_params["run"]
+    folder = site.find(root, run)
+    query = request.query_params
+    ranks = ranks_of(folder)
+    rank = _rank(query.get("rank", ""), ranks)
+    at = _number(query.get("at", ""))
+    words = query.get("q", "")[:MOST_WORDS]
+    try:
+        if rank is None and len(ranks) != 1:
+            shown = _ends_of(folder, ranks)
+        else:
+            shown = _page_of(folder, rank if rank is not None else ranks[0], at)
+        is_list = bool(words) and query.get("list") == "yes"
+        found = _found(folder, ranks, rank, words) if is_list else []
+    except ShoalError as error:
+        raise HTTPException(409, str(error)) from error
+    template = "log_lines.html" if query.get("part") == "lines" else "logs.html"
+    return site.render(
+        template, root=root, id=run, ranks=ranks, rank=rank, shown=shown, words=words,
+        found=found, most=MOST_FOUND, is_list=is_list, is_only=bool(query.get("only")),
+        is_end=at is None, is_bad=is_bad, step=PAGE_BYTES,
+        ends=json.dumps(shown.ends),
+    )  # fmt: skip
+
+
+def send_found(site: Site, request: Request) -> Response:
+    """Where a text is found in the logs of a run, as far as a moment suffices.
+
+    `next` is where the search goes on, in the form of `from`; "" at its end.
+    """
+    folder = site.find(request.path_params["root"], request.path_params["run"])
+    query = request.query_params
+    ranks = ranks_of(folder)
+    rank = _rank(query.get("rank", ""), ranks)
+    words = query.get("q", "")[:MOST_WORDS]
+    begun = _ends(query.get("from", ""))
+    first, start = next(iter(begun.items())) if begun else (-1, 0)
+    left = [one for one in (ranks if rank is None else [rank]) if one >= first]
+    lines: list[dict[str, int]] = []
+    over = time.monotonic() + SEARCH_S
+    later = ""
+    try:
+        for one in left if words else ():
+            at: int | None = start if one == first else 0
+            while at is not None and not later:
+                found, at = search_block(folder, one, words, at)
+                lines += [{"rank": one, "offset": line.offset} for line in found]
+                if time.monotonic() > over or len(lines) >= MOST_FOUND:
+                    later = _later(one, at, left)
+            if later:
+                break
+    except ShoalError as error:
+        raise HTTPException(409, str(error)) from error
+    return _as_json({"lines": lines, "next": later})
+
+
+def _later(rank: int, at: int | None, ranks: Sequence[int]) -> str:
+    """Returns where a search goes on behind a block; "" at its end."""
+    if at is not None:
+        return f"{rank}:{at}"
+    behind = [one for one in ranks if one > rank]
+    return f"{behind[0]}:0" if behind else ""
+
+
+def send_new(site: Site, request: Request) -> Response:
+    """What logs have behind the positions of an address, such as `0:1200,1:900`."""
+    folder = site.find(request.path_params["root"], request.path_params["run"])
+    view = site.views.of(folder)
+    view.advance()
+    is_over = view.summary().status != "running"
+    ends = _ends(request.query_params.get("ends", ""))
+    only = _rank(request.query_params.get("rank", ""), ranks_of(folder))
+    lines: list[dict[str, Any]] = []
+    try:
+        for rank in ranks_of(folder) if only is None else [only]:
+            left = MOST_NEW - len(lines)
+            if left <= 0:
+                break
+            new = page(folder, rank, ends.get(rank, 0), has_ends=not is_over)
+            ends[rank] = new.end
+            lines += [
+                {
+                    "rank": rank,
+                    "offset": line.offset,
+                    "text": clean(line.text),
+                    "bad": is_bad(line.text),
+                }
+                for line in new.lines
+            ]
+    except ShoalError as error:
+        raise HTTPException(409, str(error)) from error
+    return _as_json({"lines": lines, "ends": ends, "is_over": is_over})
+
+
+def ranks_of(folder: Folder) -> list[int]:
+    """Returns the ranks that have logs; none where they cannot be listed."""
+    try:
+        return ranks_with_logs(folder)
+    except (ShoalError, OSError):
+        return []
+
+
+def is_bad(text: str) -> bool:
+    """Whether a line tells of an error."""
+    return any(word in text for word in _BAD)
+
+
+def _ends_of(folder: Folder, ranks: Sequence[int]) -> Shown:
+    """Returns the end of each log, one after the other: their lines have no times."""
+    most = max(LEAST_BYTES, PAGE_BYTES // max(1, len(ranks)))
+    rows: list[tuple[int, LogLine]] = []
+    ends: dict[int, int] = {}
+    for rank in ranks:
+        found = page_before(folder, rank, most_bytes=most)
+        rows += [(rank, line) for line in found.lines]
+        ends[rank] = found.end
+    return Shown(rows=rows, ends=ends)
+
+
+def _page_of(folder: Folder, rank: int, at: int | None) -> Shown:
+    found = page_before(folder, rank) if at is None else page(folder, rank, at)
+    rows = [(rank, line) for line in found.lines]
+    return Shown(rows=rows, ends={rank: found.end}, page=found)
+
+
+def _found(
+    folder: Folder, ranks: Sequence[int], rank: int | None, words: str
+) -> list[tuple[int, LogLine]]:
+    found: list[tuple[int, LogLine]] = []
+    for one in ranks if rank is None else [rank]:
+        for line in search(folder, one, words):
+            found.append((one, line))
+            if len(found) >= MOST_FOUND:
+                return found
+    return found
+
+
+def _rank(text: str, ranks: Sequence[int]) -> int | None:
+    found = _number(text)
+    return found if found in ranks else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
+
+
+def _ends(text: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for part in text[:4000].split(","):
+        rank, end = (_number(word) for word in (*part.split(":"), "", "")[:2])
+        if rank is not None and end is not None:
+            found[rank] = end
+    return found
+
+
+def _as_json(content: Any) -> Response:
+    text = json.dumps(content, separators=(",", ":"))
+    return Response(text, media_type="application/json")

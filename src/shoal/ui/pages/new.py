@@ -1,0 +1,275 @@
+"""New runs: a form, what would happen, and a program that outlives the page.
+
+Nothing of the user's code runs in the page's own process: `shoal fit` loads the script,
+in a process of its own, and only after a form was posted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from shoal import strategies
+from shoal.clusters.cluster_state import ClusterStore
+from shoal.errors import ConfigError, ShoalError
+from shoal.host.processes import Process
+from shoal.plan.variables import environment, read_workers
+from shoal.runs.catalogue import run_ids
+from shoal.runs.events import read_events
+from shoal.runs.store import check_name
+from shoal.strategies.describing import describe_parameters
+from shoal.ui.site import Root, Site
+from shoal.ui.starting import Program
+
+PLAN_S = 120.0
+"""Seconds that a plan may take: it loads the script's data."""
+MOST_FILES, MOST_DEPTH = 300, 3
+MOST_TEXT = 1000
+KEY = "new "
+
+DEFAULTS = {
+    "script": "", "strategy": "all_reduce", "workers": "auto", "epochs": "1",
+    "batch_size": "", "cluster": "local", "name": "", "root": "",
+}  # fmt: skip
+
+
+def show_form(site: Site, request: Request) -> Response:
+    """The empty form, or one that is filled by its address."""
+    _check_may(site)
+    given = {name: request.query_params.get(name, "") for name in DEFAULTS}
+    values = {name: given[name] or default for name, default in DEFAULTS.items()}
+    return _form(site, values, {})
+
+
+def send_check(site: Site, request: Request) -> Response:
+    """What is wrong with one field, as JSON; "" if nothing is."""
+    _check_may(site)
+    name = request.query_params.get("field", "")
+    value = request.query_params.get("value", "")[:MOST_TEXT]
+    if name not in DEFAULTS:
+        raise HTTPException(404, "There is no such field.")
+    text = json.dumps({"error": _wrong(site, name, value)})
+    return Response(text, media_type="application/json")
+
+
+async def plan(site: Site, request: Request) -> Response:
+    """Shows what would happen; with `do=start` starts what was shown."""
+    _check_may(site)
+    form = await request.form()
+    values = {name: str(form.get(name, ""))[:MOST_TEXT].strip() for name in DEFAULTS}
+    wrong = {name: _wrong(site, name, value) for name, value in values.items()}
+    wrong = {name: text for name, text in wrong.items() if text}
+    if wrong:
+        return await run_in_threadpool(_form, site, values, wrong, status=409)
+    words = _words(site, values)
+    key = str(form.get("key", ""))
+    if form.get("do") == "start" and form.get("planned") == _digest(words):
+        return await run_in_threadpool(_start, site, values, words, key)
+    try:
+        code, text = await run_in_threadpool(
+            site.starter.run, [*words, "--plan"], PLAN_S
+        )
+    except ShoalError as error:
+        raise HTTPException(409, str(error)) from error
+    return await run_in_threadpool(
+        _form, site, values, {}, planned=(code, text), digest=_digest(words)
+    )
+
+
+def show_started(site: Site, request: Request) -> Response:
+    """Goes to a run as soon as it is there; until then, says what there is to say."""
+    key = request.path_params["key"]
+    root = site.roots.get(request.path_params["root"])
+    program = site.starter.of(KEY + key)
+    if root is None or program is None:
+        raise HTTPException(404, "Nothing was started here, or the server was since.")
+    run = _run_of(root, program)
+    if run is not None:
+        return RedirectResponse(site.run_link(root.key, run), 303)
+    return site.render("started.html", program=program)
+
+
+def _form(
+    site: Site,
+    values: Mapping[str, str],
+    wrong: Mapping[str, str],
+    *,
+    status: int = 200,
+    planned: tuple[int | None, str] | None = None,
+    digest: str = "",
+) -> Response:
+    return site.render(
+        "new.html",
+        status,
+        values=values,
+        wrong=wrong,
+        planned=planned,
+        digest=digest,
+        key=secrets.token_hex(8),
+        limit_s=PLAN_S,
+        scripts=_scripts(site.starter.home),
+        clusters=_clusters(),
+        about=_about(),
+        command="" if wrong else shlex.join(["shoal", *_words(site, values)]),
+    )
+
+
+def _start(
+    site: Site, values: Mapping[str, str], words: list[str], key: str
+) -> Response:
+    root = _root(site, values["root"])
+    if not (key.isalnum() and len(key) == 16):
+        raise HTTPException(409, "The form is not of this page. Reload it.")
+    try:
+        before = frozenset(run_ids(root.folder.url))
+        # The key of the form: a button that is pressed twice starts one run.
+        site.starter.start(KEY + key, words, is_once=True, known=before)
+    except (ShoalError, OSError) as error:
+        raise HTTPException(409, str(error)) from error
+    return RedirectResponse(site.link(f"/new/started/{root.key}/{key}"), 303)
+
+
+def _run_of(root: Root, program: Program) -> str | None:
+    """Returns the run that a program has begun, found by the process that wrote it."""
+    with suppress(ShoalError, OSError):
+        for name in run_ids(root.folder.url):
+            if name in program.known:
+                continue
+            first = next(read_events(root.folder.child(name)), {})
+            writer = Process.read(first)
+            if writer is not None and writer.pid == program.process.pid:
+                return name
+    return None
+
+
+def _words(site: Site, values: Mapping[str, str]) -> list[str]:
+    """Returns the command after `shoal`; the values were checked before."""
+    words = ["fit", values["script"] or "SCRIPT.py:make"]
+    for name in ("strategy", "workers", "epochs", "batch_size", "cluster", "name"):
+        if values[name] and values[name] != {"cluster": "local"}.get(name):
+            words += [f"--{name.replace('_', '-')}", values[name]]
+    return [*words, "--root", _root(site, values["root"]).folder.url]
+
+
+def _wrong(site: Site, name: str, value: str) -> str:
+    """Returns what is wrong with a field, by the code of the command line."""
+    try:
+        match name:
+            case "script":
+                _check_script(site.starter.home, value)
+            case "strategy":
+                strategies.get(value)
+            case "workers":
+                read_workers("workers", value)
+            case "epochs" | "batch_size":
+                _check_number(name, value)
+            case "cluster":
+                _check_cluster(value)
+            case "name":
+                check_name(value or None)
+            case _:
+                _root(site, value)
+    except ShoalError as error:
+        return str(error)
+    return ""
+
+
+def _check_script(home: Path, value: str) -> None:
+    file = value.rpartition(":")[0] if ".py:" in value else value
+    path = home / Path(file).expanduser()
+    if value.startswith("-") or path.suffix != ".py" or not path.is_file():
+        raise ConfigError(
+            f"there is no Python file {file!r} in {home}. Expected script.py:function. "
+            "Give the path of a file that ends in .py."
+        )
+    function = value.rpartition(":")[2] if ".py:" in value else "make"
+    if not function.isidentifier():
+        raise ConfigError(
+            f"{function!r} is no name of a function. Expected script.py:function. "
+            "Leave :function out for make."
+        )
+
+
+def _check_number(name: str, value: str) -> None:
+    if name == "batch_size" and not value:
+        return
+    if not (value.isdecimal() and value.isascii() and 0 < int(value) < 10**9):
+        raise ConfigError(
+            f"{name}={value!r} cannot be read. Expected a whole number of at least 1. "
+            "Correct it."
+        )
+
+
+def _check_cluster(value: str) -> None:
+    if value not in _clusters():
+        raise ConfigError(
+            f"no cluster is called {value!r}. Expected one of "
+            f"{', '.join(_clusters())}. Bring it up with: shoal cluster up."
+        )
+
+
+def _clusters() -> list[str]:
+    with suppress(ShoalError, OSError):
+        return ["local", *ClusterStore(environment().clusters).names()]
+    return ["local"]
+
+
+def _root(site: Site, key: str) -> Root:
+    if not key:
+        return next(iter(site.roots.values()))
+    if key not in site.roots:
+        raise ConfigError(
+            f"root={key!r} is not shown here. Expected one of "
+            f"{', '.join(site.roots)}. Start shoal ui with another --root."
+        )
+    return site.roots[key]
+
+
+def _scripts(home: Path) -> list[str]:
+    """Returns Python files below a folder, for completion."""
+    found: list[str] = []
+    places = [(home, 0)]
+    while places and len(found) < MOST_FILES:
+        place, depth = places.pop(0)
+        with suppress(OSError):
+            for entry in sorted(place.iterdir()):
+                if entry.name.startswith((".", "_")):
+                    continue
+                if entry.suffix == ".py":
+                    found.append(str(entry.relative_to(home)))
+                elif depth < MOST_DEPTH and entry.is_dir() and not entry.is_symlink():
+                    places.append((entry, depth + 1))
+    return found[:MOST_FILES]
+
+
+def _about() -> list[dict[str, Any]]:
+    """Returns what each strategy says of itself."""
+    found: list[dict[str, Any]] = []
+    for name in strategies.registry.names():
+        with suppress(ShoalError, ImportError):
+            kind = strategies.registry.load(name)
+            first = (kind.__doc__ or "").strip().partition("\n")[0]
+            found.append(
+                {"name": name, "first": first, "parameters": describe_parameters(kind)}
+            )
+    return found
+
+
+def _digest(words: list[str]) -> str:
+    return hashlib.sha256("\0".join(words).encode(errors="replace")).hexdigest()
+
+
+def _check_may(site: Site) -> None:
+    if site.is_read_only:
+        raise HTTPException(403, "This page is for reading: --read-only.")

@@ -1,0 +1,171 @@
+"""Points of charts: as JSON for those that a browser draws, as SVG, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shoal.terminal import one_line, without_colours
+from shoal.ui.charts import MOST_TEXT, Mark, draw
+from shoal.ui.curves import (
+    AXES,
+    MOST_SMOOTH,
+    Chart,
+    Choice,
+    charts_of,
+    marks_of,
+    places,
+)
+from shoal.ui.live import RunView
+from shoal.ui.site import Site
+
+
+def choice_of(request: Request) -> Choice:
+    """Returns what an address asks to be drawn; what makes no sense is left out."""
+    query = request.query_params
+    x = query.get("x", "samples")
+    low, high = _number(query.get("from")), _number(query.get("to"))
+    is_window = low is not None and high is not None and low < high
+    smooth = _number(query.get("smooth")) or 0.0
+    return Choice(
+        x=x if x in AXES else "samples",
+        is_log=query.get("scale") == "log",
+        smooth=min(MOST_SMOOTH, max(0.0, smooth)),
+        window=(low or 0.0, high or 0.0) if is_window else None,
+    )
+
+
+def send_series(site: Site, request: Request) -> Response:
+    """The drawn points of a run's charts."""
+    folder = site.find(request.path_params["root"], request.path_params["run"])
+    view = site.views.of(folder)
+    view.advance()
+    choice = choice_of(request)
+    return packed(charts_of(view, choice), marks_of(view, choice.x), choice)
+
+
+def packed(charts: Sequence[Chart], marks: Sequence[Mark], choice: Choice) -> Response:
+    """Returns charts as `static/charts.js` reads them."""
+    content = {
+        "x": choice.x,
+        "label": AXES[choice.x],
+        "charts": [
+            {
+                "name": shown_text(chart.name),
+                "part": chart.part,
+                "lines": [
+                    {
+                        "name": shown_text(line.name),
+                        "style": line.style,
+                        "x": [_short(x) for x, _ in line.points],
+                        "y": [_short(y, 6) for _, y in line.points],
+                    }
+                    for line in chart.lines
+                ],
+            }
+            for chart in charts
+        ],
+        "marks": [{"x": _short(mark.x), "text": shown_text(mark.text)}
+                  for mark in marks],
+    }  # fmt: skip
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return Response(text, media_type="application/json")
+
+
+def pictures_of(view: RunView, choice: Choice) -> list[tuple[Chart, str]]:
+    """Returns each chart of a run with its picture, for pages without uPlot."""
+    return pictures(charts_of(view, choice), marks_of(view, choice.x), choice)
+
+
+def pictures(
+    charts: Sequence[Chart], marks: Sequence[Mark], choice: Choice
+) -> list[tuple[Chart, str]]:
+    """Returns charts with their pictures; those without a point are left out."""
+    found: list[tuple[Chart, str]] = []
+    for chart in charts:
+        picture = draw(
+            chart.lines,
+            marks,
+            x_label=AXES[choice.x],
+            title=f"{chart.name} against {AXES[choice.x]}",
+            is_log=choice.is_log,
+            tell_x=_clock if choice.x == "time" else None,
+        )
+        if picture:
+            found.append((chart, picture))
+    return found
+
+
+def send_points(site: Site, request: Request) -> Response:
+    """All points of a run's curves within the window of an address, as CSV."""
+    folder = site.find(request.path_params["root"], request.path_params["run"])
+    view = site.views.of(folder)
+    view.advance()
+    choice = choice_of(request)
+    low, high = choice.window or (-math.inf, math.inf)
+    rows: list[Sequence[Any]] = [["what", "t_s", "samples", "worker", "value"]]
+    of_epoch = {"samples": "samples", "seconds": "t", "time": "time"}.get(choice.x)
+    with view.lock:
+        found = view.exchanges
+        for x, t, samples, rank, loss in zip(
+            places(found, choice.x), found.t, found.samples, found.rank, found.loss,
+            strict=True,
+        ):  # fmt: skip
+            if not math.isnan(loss) and low <= x <= high:
+                rows.append(["loss of exchange", t, int(samples), rank, loss])
+        for epoch in view.epochs:
+            x = epoch[of_epoch] if of_epoch else epoch["epoch"] + 1
+            if low <= x <= high:
+                rows += [
+                    [cell(name), epoch["t"], epoch["samples"], "", value]
+                    for name, value in epoch["metrics"].items()
+                ]
+    return as_csv(rows, "points.csv")
+
+
+def as_csv(rows: Sequence[Sequence[Any]], name: str) -> Response:
+    """Returns rows as a file to be saved."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(text.getvalue(), media_type="text/csv", headers=headers)
+
+
+def cell(text: str) -> str:
+    """Returns a text that a spreadsheet does not take for a formula.
+
+    Example:
+        >>> cell("=1+1"), cell("loss")
+        ("'=1+1", 'loss')
+    """
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def shown_text(text: str) -> str:
+    """Returns a text of a run as one line without control characters."""
+    return one_line(without_colours(text[:MOST_TEXT]))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        found = float(text or "")
+    except ValueError:
+        return None
+    return found if math.isfinite(found) and abs(found) < 1e18 else None
+
+
+def _short(value: float, digits: int = 15) -> float | int:
+    found = float(f"{value:.{digits}g}")
+    return int(found) if found == int(found) and abs(found) < 1e15 else found
+
+
+def _clock(unix: float) -> str:
+    return datetime.fromtimestamp(unix).astimezone().strftime("%H:%M:%S")

@@ -1,0 +1,391 @@
+// Charts of a page: uPlot, with the keys, words and colours that it has not by itself.
+// The server merges, smooths and samples; a zoom asks it for the window anew.
+
+const uPlot = window.uPlot;
+const box = document.getElementById("charts");
+const DASHES = ["", "6 4", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "8 2 2 2 2 2", "5 5", "14 3 3 3"];
+const OWN = ["x", "scale", "smooth", "from", "to"];
+const HEIGHT = 300;
+const plots = new Map();
+const hidden = new Set(new URLSearchParams(location.search).getAll("hide"));
+let shown = null;
+let asking = null;
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const text = (value) => Number(value).toLocaleString(undefined, { maximumSignificantDigits: 5 });
+const group = (line) => (/^worker \d+$/.test(line.name) ? "each worker" : line.name.replace(/, raw$/, ""));
+
+function parts(style) {
+  const words = style.split(" ");
+  const at = Number((words.find((word) => /^s\d$/.test(word)) || "s0").slice(1));
+  const dash = DASHES[Number((words.find((word) => /^d\d$/.test(word)) || "d0").slice(1))];
+  return { at, dash, words };
+}
+
+function asText(value) {
+  if (shown.x === "time") return new Date(value * 1000).toLocaleString();
+  return `${text(value)} ${shown.label}`;
+}
+
+// ------------------------------------------------------------------ the address
+
+function query() {
+  const here = new URLSearchParams(location.search);
+  return new URLSearchParams(OWN.filter((name) => here.get(name)).map((name) => [name, here.get(name)]));
+}
+
+function change(values) {
+  const address = new URL(location.href);
+  for (const [name, value] of Object.entries(values)) {
+    address.searchParams.delete(name);
+    for (const one of [value].flat()) if (one !== "" && one !== null) address.searchParams.append(name, one);
+  }
+  history.replaceState(null, "", address);
+  tellFiles();
+}
+
+function tellFiles() {
+  for (const link of document.querySelectorAll("a[data-window]")) {
+    const address = new URL(link.dataset.window, location.href);
+    for (const [name, value] of query()) address.searchParams.set(name, value);
+    link.href = address;
+  }
+}
+
+// --------------------------------------------------------------------- the data
+
+async function load() {
+  if (asking) asking.abort();
+  const own = asking = new AbortController();
+  const address = new URL(box.dataset.series, location.href);
+  for (const [name, value] of query()) address.searchParams.set(name, value);
+  try {
+    const answer = await fetch(address, { signal: own.signal });
+    if (!answer.ok) return;
+    show(await answer.json());
+  } catch (error) {
+    if (error.name !== "AbortError") return; // the page says that it reconnects
+  } finally {
+    if (asking === own) asking = null;
+  }
+}
+
+function show(found) {
+  const began = performance.now();
+  const isOther = !shown || shown.x !== found.x;
+  shown = found;
+  shown.isLog = new URLSearchParams(location.search).get("scale") === "log";
+  const names = new Set(found.charts.map((chart) => chart.name));
+  for (const [name, plot] of plots) if (!names.has(name)) { plot.remove(); plots.delete(name); }
+  document.getElementById("no-charts").hidden = found.charts.length > 0;
+  for (const chart of found.charts) {
+    const known = plots.get(chart.name);
+    if (known && !isOther && known.fits(chart, shown.isLog)) known.update(chart);
+    else {
+      const plot = new Plot(chart, known);
+      plots.set(chart.name, plot);
+    }
+  }
+  for (const part of box.querySelectorAll("[data-chart-part]")) part.hidden = !part.querySelector("figure");
+  requestAnimationFrame(() => { box.dataset.drawMs = String(Math.round(performance.now() - began)); });
+  box.dataset.drawn = String(Number(box.dataset.drawn || 0) + 1);
+}
+
+// --------------------------------------------------------------------- a chart
+
+class Plot {
+  constructor(chart, before) {
+    this.chart = chart;
+    this.isLog = shown.isLog;
+    this.figure = document.createElement("figure");
+    const title = document.createElement("figcaption");
+    title.textContent = chart.name;
+    this.place = document.createElement("div");
+    this.place.className = "plot";
+    this.place.tabIndex = 0;
+    this.place.setAttribute("role", "group");
+    this.place.setAttribute("aria-roledescription", "chart");
+    this.place.setAttribute("aria-label", `${chart.name} against ${shown.label}`);
+    this.place.setAttribute("aria-describedby", "chart-keys");
+    this.readout = document.createElement("p");
+    this.readout.className = "readout";
+    this.readout.setAttribute("role", "status");
+    this.legend = document.createElement("ul");
+    this.legend.className = "legend";
+    const tools = document.createElement("p");
+    tools.className = "tools";
+    tools.append(
+      button("Zoom in", () => this.zoom(0.5)), button("Zoom out", () => this.zoom(2)),
+      button("Whole", () => this.whole()), button("PNG", () => this.save()),
+    );
+    for (const one of tools.children) one.setAttribute("aria-label", `${one.textContent}: ${chart.name}`);
+    this.figure.append(title, this.place, this.readout, this.legend, tools);
+    if (before) { before.figure.replaceWith(this.figure); before.destroy(); }
+    else box.querySelector(`[data-chart-part="${chart.part}"] .figures`).append(this.figure);
+    this.place.addEventListener("keydown", (event) => this.key(event));
+    this.drawLegend();
+    this.uplot = new uPlot(this.options(), this.data(), this.place);
+    this.size = new ResizeObserver(() => {
+      const width = this.place.clientWidth;
+      if (width > 0 && width !== this.uplot.width) this.uplot.setSize({ width, height: HEIGHT });
+    });
+    this.size.observe(this.place);
+  }
+
+  fits(chart, isLog) {
+    const names = (one) => one.lines.map((line) => `${line.name}\n${line.style}`).join("\n");
+    return isLog === this.isLog && names(chart) === names(this.chart);
+  }
+
+  update(chart) {
+    this.chart = chart;
+    this.uplot.setData(this.data());
+  }
+
+  destroy() { this.size.disconnect(); this.uplot.destroy(); }
+
+  remove() { this.destroy(); this.figure.remove(); }
+
+  data() {
+    return uPlot.join(this.chart.lines.map((line) => [line.x, line.y]));
+  }
+
+  window() {
+    const here = query();
+    if (here.get("from") && here.get("to")) return [Number(here.get("from")), Number(here.get("to"))];
+    const xs = this.uplot ? this.uplot.data[0] : null;
+    return xs && xs.length ? [xs[0], xs[xs.length - 1]] : null;
+  }
+
+  options() {
+    const axis = (more) => ({
+      stroke: () => colour("--quiet"), font: "12px system-ui, sans-serif",
+      grid: { stroke: () => colour("--line"), width: 1 }, ticks: { stroke: () => colour("--line"), width: 1 }, ...more,
+    });
+    const series = this.chart.lines.map((line) => {
+      const { at, dash, words } = parts(line.style);
+      const isBehind = words.includes("faint") || words.includes("raw");
+      return {
+        label: line.name, stroke: () => colour(`--s${at}`), width: words.includes("bold") ? 2 : 1,
+        alpha: isBehind ? 0.3 : 1, dash: dash ? dash.split(" ").map(Number) : undefined, spanGaps: true,
+        show: !hidden.has(group(line)), points: { show: !isBehind && line.x.length <= 60, size: 5 },
+      };
+    });
+    return {
+      width: Math.max(200, this.place.clientWidth), height: HEIGHT, legend: { show: false },
+      padding: [10, 16, 0, 0],
+      scales: {
+        x: { time: shown.x === "time", range: (_, low, high) => {
+          const here = query();
+          if (here.get("from") && here.get("to")) return [Number(here.get("from")), Number(here.get("to"))];
+          return low === high ? [low - 0.5, high + 0.5] : [low, high];
+        } },
+        y: { distr: this.isLog ? 3 : 1 },
+      },
+      axes: [axis({ label: shown.label, labelFont: "12px system-ui, sans-serif", labelSize: 20 }),
+        axis({ size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : text(tick))) })],
+      series: [{}, ...series],
+      cursor: {
+        drag: { x: true, y: false, setScale: false }, dataIdx: nearest,
+        bind: { dblclick: () => () => { this.whole(); return null; } },
+      },
+      hooks: {
+        setSelect: [(u) => { if (u.select.width > 4) this.select(u); }],
+        setCursor: [(u) => this.read(u)],
+        draw: [(u) => this.drawMarks(u)],
+      },
+    };
+  }
+
+  select(u) {
+    const low = u.posToVal(u.select.left, "x");
+    const high = u.posToVal(u.select.left + u.select.width, "x");
+    u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.goTo(low, high);
+  }
+
+  goTo(low, high) {
+    if (!(high > low)) return;
+    change({ from: String(Number(low.toPrecision(12))), to: String(Number(high.toPrecision(12))) });
+    load();
+  }
+
+  whole() { change({ from: "", to: "" }); load(); }
+
+  zoom(factor) {
+    const window = this.window();
+    if (!window) return;
+    const { idx } = this.uplot.cursor;
+    const middle = idx !== null && idx !== undefined && this.uplot.data[0][idx] !== undefined
+      ? this.uplot.data[0][idx] : (window[0] + window[1]) / 2;
+    const half = (window[1] - window[0]) * factor / 2;
+    this.goTo(middle - half, middle + half);
+  }
+
+  key(event) {
+    const u = this.uplot;
+    const last = u.data[0].length - 1;
+    if (event.ctrlKey || event.metaKey || event.altKey || last < 0) return;
+    const at = this.at === undefined ? -1 : this.at;
+    const step = event.shiftKey ? Math.max(1, Math.round(last / 20)) : 1;
+    const next = {
+      ArrowRight: at + step, ArrowLeft: (at < 0 ? last + 1 : at) - step, Home: 0, End: last,
+    }[event.key];
+    if (next !== undefined) {
+      this.at = Math.min(last, Math.max(0, next));
+      const left = u.valToPos(u.data[0][this.at], "x");
+      u.setCursor({ left, top: HEIGHT / 3 });
+    } else if (event.key === "+" || event.key === "=") this.zoom(0.5);
+    else if (event.key === "-") this.zoom(2);
+    else if (event.key === "0" || event.key === "Escape") this.whole();
+    else return;
+    event.preventDefault();
+  }
+
+  read(u) {
+    const { idx } = u.cursor;
+    if (idx === null || idx === undefined || u.cursor.left < 0) { this.readout.textContent = ""; return; }
+    // Moving the pointer is not announced; moving by keys is.
+    this.readout.setAttribute("aria-live", document.activeElement === this.place ? "polite" : "off");
+    this.at = idx;
+    const values = this.chart.lines.flatMap((line, place) => {
+      const { words } = parts(line.style);
+      const value = u.data[place + 1][nearest(u, place + 1, idx)];
+      if (words.includes("faint") || !u.series[place + 1].show || value === undefined || value === null) return [];
+      return [`${line.name} ${text(value)}`];
+    });
+    const x = u.data[0][idx];
+    const near = (u.posToVal(6, "x") - u.posToVal(0, "x"));
+    const marks = shown.marks.filter((mark) => Math.abs(mark.x - x) <= near).slice(0, 3).map((mark) => mark.text);
+    this.readout.textContent = [asText(x), ...values, ...marks].join(" · ");
+  }
+
+  drawMarks(u) {
+    const { ctx, bbox } = u;
+    ctx.save();
+    ctx.strokeStyle = colour("--bad");
+    ctx.lineWidth = 1.5 * devicePixelRatio;
+    ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+    for (const mark of shown.marks) {
+      const x = u.valToPos(mark.x, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
+  }
+
+  drawLegend() {
+    const groups = new Map();
+    for (const line of this.chart.lines) if (!groups.has(group(line)) || / raw$/.test(groups.get(group(line)).style)) groups.set(group(line), line);
+    for (const [name, line] of groups) {
+      const one = button(name, () => toggle(name));
+      one.dataset.group = name;
+      one.setAttribute("aria-pressed", String(!hidden.has(name)));
+      one.prepend(key(line.style));
+      const item = document.createElement("li");
+      item.append(one);
+      this.legend.append(item);
+    }
+  }
+
+  toggle(name) {
+    this.chart.lines.forEach((line, place) => {
+      if (group(line) === name) this.uplot.setSeries(place + 1, { show: !hidden.has(name) });
+    });
+    for (const one of this.legend.querySelectorAll("button")) {
+      if (one.dataset.group === name) one.setAttribute("aria-pressed", String(!hidden.has(name)));
+    }
+  }
+
+  save() {
+    const from = this.uplot.ctx.canvas;
+    const to = document.createElement("canvas");
+    const room = 30 * devicePixelRatio;
+    to.width = from.width;
+    to.height = from.height + room;
+    const ctx = to.getContext("2d");
+    ctx.fillStyle = colour("--ground");
+    ctx.fillRect(0, 0, to.width, to.height);
+    ctx.fillStyle = colour("--text");
+    ctx.font = `${14 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.fillText(`${this.chart.name} · ${document.title}`, 10 * devicePixelRatio, 20 * devicePixelRatio);
+    ctx.drawImage(from, 0, room);
+    to.toBlob((blob) => {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(blob);
+      link.download = `${this.chart.name.replace(/[^A-Za-z0-9._-]+/g, "-") || "chart"}.png`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    });
+  }
+}
+
+function button(name, press) {
+  const found = document.createElement("button");
+  found.type = "button";
+  found.textContent = name;
+  found.addEventListener("click", press);
+  return found;
+}
+
+function key(style) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("class", "key");
+  svg.setAttribute("viewBox", "0 0 30 8");
+  svg.setAttribute("aria-hidden", "true");
+  const line = document.createElementNS(svg.namespaceURI, "line");
+  line.setAttribute("class", `line ${style}`);
+  for (const [name, value] of Object.entries({ x1: 0, x2: 30, y1: 4, y2: 4 })) line.setAttribute(name, value);
+  svg.append(line);
+  return svg;
+}
+
+function toggle(name) {
+  if (!hidden.delete(name)) hidden.add(name);
+  for (const plot of plots.values()) plot.toggle(name);
+  change({ hide: [...hidden] });
+}
+
+// The point of a line that is nearest: lines have points at places of their own.
+function nearest(u, series, at) {
+  const values = u.data[series];
+  if (!values || values[at] !== undefined) return at;
+  const xs = u.data[0];
+  let low = at, high = at;
+  while (low >= 0 && values[low] === undefined) low -= 1;
+  while (high < values.length && values[high] === undefined) high += 1;
+  if (low < 0) return high < values.length ? high : at;
+  if (high >= values.length) return low;
+  return xs[at] - xs[low] <= xs[high] - xs[at] ? low : high;
+}
+
+// --------------------------------------------------------------------- the form
+
+function choose(form) {
+  const values = Object.fromEntries(new FormData(form));
+  const isOther = (new URLSearchParams(location.search).get("x") || "samples") !== values.x;
+  change({
+    x: values.x === "samples" ? "" : values.x, scale: values.scale === "log" ? "log" : "",
+    smooth: Number(values.smooth) ? values.smooth : "",
+    ...(isOther ? { from: "", to: "" } : {}),
+  });
+  const told = document.getElementById("smooth-value");
+  told.textContent = Number(values.smooth) ? values.smooth : "off";
+  load();
+}
+
+if (box && uPlot) {
+  const form = document.getElementById("chart-form");
+  form.addEventListener("input", () => choose(form));
+  form.addEventListener("submit", (event) => { event.preventDefault(); choose(form); });
+  form.querySelector("button").hidden = true;
+  const redraw = () => { for (const plot of plots.values()) { plot.uplot.redraw(false, true); } };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  document.addEventListener("shoal-theme", redraw);
+  document.addEventListener("shoal-change", load);
+  tellFiles();
+  load();
+}

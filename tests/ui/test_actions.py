@@ -1,0 +1,225 @@
+"""What the page starts: with which words, how often, and what it says of it."""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from shoal.runs.store import create
+from shoal.ui.starting import Starter
+from tests.ui.conftest import Serving, make_run
+
+
+def started(serving: Serving) -> list[list[str]]:
+    """The arguments of all programs that were started."""
+    if not serving.noted.exists():
+        return []
+    return [ast.literal_eval(line) for line in serving.noted.read_text().splitlines()]
+
+
+def hold(serving: Serving) -> None:
+    """Makes programs wait for `end`."""
+    os.mkfifo(serving.noted.parent / "hold")
+
+
+def end(serving: Serving, key: str) -> None:
+    """Lets a program end, and waits for it."""
+    (serving.noted.parent / "hold").write_text("")
+    program = serving.starter.of(key)
+    assert program is not None
+    program.process.wait(timeout=60)
+
+
+@pytest.mark.process
+def test_a_run_is_resumed_once_however_often_it_is_asked(serving: Serving, root: Path):
+    run = make_run(root, "fish", status="interrupted")
+    served = serving.start(root)
+    page = f"/runs/runs/{run.id}"
+    assert "Resume the run" in served.ask(page).text
+    hold(serving)
+    for _ in range(3):
+        answer = served.post(f"{page}/resume", {"workers": "1-3", "verbose": "0"})
+        assert (answer.status, answer.headers["location"]) == (303, page)
+    assert "Resuming: process" in served.ask(page).text
+    end(serving, run.url)
+    words = ["runs", "resume", run.url, "--verbose", "0", "--workers", "1-3"]
+    assert started(serving) == [words]
+    text = served.ask(page).text
+    assert "Resuming failed with exit status 3" in text
+    assert "it failed" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "form"),
+    [
+        ("interrupted", {"workers": "-1"}), ("interrupted", {"workers": "--force"}),
+        ("interrupted", {"verbose": "--force"}), ("interrupted", {"verbose": ""}),
+        ("finished", {}), ("running", {}),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_be_resumed_starts_nothing(
+    status: str, form: dict[str, str], serving: Serving, root: Path
+):
+    run = make_run(root, "fish", status=status)
+    served = serving.start(root)
+    answer = served.post(f"/runs/runs/{run.id}/resume", form)
+    assert answer.status == (409 if form else 303)
+    assert serving.starter.of(run.url) is None
+    assert started(serving) == []
+
+
+@pytest.mark.process
+def test_a_run_elsewhere_is_resumed_by_those_who_trust_it(serving: Serving):
+    root = "memory://test-actions-resume"
+    run = make_run(root, "fish", status="interrupted")
+    served = serving.start(root)
+    [key] = served.site.roots
+    page = f"/runs/{key}/{run.id}"
+    assert 'name="trusted"' in served.ask(page).text
+    answer = served.post(f"{page}/resume")
+    assert answer.status == 409
+    assert "Tick that you trust it" in answer.text
+    assert serving.starter.of(run.url) is None
+    hold(serving)
+    assert served.post(f"{page}/resume", {"trusted": "yes"}).status == 303
+    end(serving, run.url)
+
+
+def test_a_request_to_stop_is_shown_until_it_is_answered(serving: Serving, root: Path):
+    run = create(str(root), "fish")
+    run.event("run_started", strategy="adag", workers=2, rows=640, epochs=2)
+    served = serving.start(root)
+    page = f"/runs/runs/{run.id}"
+    assert "Asked to stop" not in served.ask(page).text
+    for _ in range(2):
+        assert served.post(f"{page}/stop").status == 303
+    assert "Asked to stop by shoal ui" in served.ask(page).text
+    run.finish("interrupted")
+    while "Asked to stop" in served.ask(page).text:  # it is read again after a moment
+        pass
+
+
+FORM = {
+    "script": "train.py:make", "strategy": "aeasgd:beta=0.5", "workers": "2",
+    "epochs": "3", "batch_size": "32", "cluster": "local", "name": "higgs", "root": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("script", "none.py", "there is no Python file"),
+        ("script", "/etc/passwd", "there is no Python file"),
+        ("script", "train.py:a b", "no name of a function"),
+        ("script", "-m.py", "there is no Python file"),
+        ("strategy", "eagsd", "unknown strategy"),
+        ("strategy", "aeasgd:beta=9", "beta"),
+        ("workers", "many", "cannot be read"), ("epochs", "0", "cannot be read"),
+        ("batch_size", "-1", "cannot be read"), ("cluster", "moon", "no cluster"),
+        ("name", "../x", "no name of a run"), ("root", "s3://x", "is not shown here"),
+    ],
+)  # fmt: skip
+def test_fields_of_a_new_run_are_checked(
+    field: str, value: str, text: str, serving: Serving, root: Path
+):
+    (root.parent / "train.py").touch()
+    served = serving.start(root)
+    assert served.ask("/new").status == 200
+    query = urlencode({"field": field, "value": value})
+    assert text in json.loads(served.ask(f"/new/check?{query}").text)["error"]
+    for do in ("plan", "start"):
+        form = {**FORM, field: value, "do": do, "planned": "x", "key": "0" * 16}
+        answer = served.post("/new/plan", form)
+        assert answer.status == 409
+        assert text in html.unescape(answer.text)
+    assert started(serving) == []
+    query = urlencode({"field": field, "value": FORM[field]})
+    assert served.ask(f"/new/check?{query}").text == '{"error": ""}'
+
+
+@pytest.mark.process
+def test_a_new_run_is_started_after_its_plan_and_once(serving: Serving, root: Path):
+    (root.parent / "train.py").touch()
+    (root.parent / "works").touch()
+    served = serving.start(root)
+    words = [
+        "fit", "train.py:make", "--strategy", "aeasgd:beta=0.5", "--workers", "2",
+        "--epochs", "3", "--batch-size", "32", "--name", "higgs", "--root", str(root),
+    ]  # fmt: skip
+    early = served.post("/new/plan", {**FORM, "do": "start", "key": "0" * 16})
+    assert started(serving) == [[*words, "--plan"]]  # not planned yet: planned now
+    assert "Start it" in early.text
+    assert f"shoal {' '.join(words)}" in early.text
+    planned, key = (
+        re.findall(f'name="{name}" value="([^"]+)"', early.text)[0]
+        for name in ("planned", "key")
+    )
+    other = {**FORM, "epochs": "4", "do": "start", "planned": planned, "key": key}
+    assert "Start it" in served.post("/new/plan", other).text  # of other values
+    form = {**FORM, "do": "start", "planned": planned, "key": key}
+    hold(serving)
+    places = {served.post("/new/plan", form).headers["location"] for _ in range(3)}
+    [place] = places
+    assert "Starting" in served.ask(place).text
+    program = serving.starter.of(f"new {key}")
+    assert program is not None
+    assert serving.starter.of("new 0") is None
+    run = make_run(root, "other")
+    assert "Starting" in served.ask(place).text
+    first = next((root / run.id / "events").iterdir())
+    pid = str(program.process.pid)
+    first.write_bytes(
+        re.sub(rb'"pid":\d+', f'"pid":{pid}'.encode(), first.read_bytes())
+    )
+    assert served.ask(place).headers["location"] == f"/runs/runs/{run.id}"
+    end(serving, f"new {key}")
+    assert started(serving)[-1] == words
+    assert len(started(serving)) == 3
+    shutil.rmtree(root / run.id)
+    text = served.ask(place).text
+    assert "Not started" in text
+    assert "it failed" in text
+    assert served.post("/new/plan", form).headers["location"] == place  # not again
+    assert len(started(serving)) == 3
+
+
+@pytest.mark.process
+def test_a_plan_that_is_refused_cannot_be_started(serving: Serving, root: Path):
+    (root.parent / "train.py").touch()
+    served = serving.start(root)
+    text = served.post("/new/plan", FORM).text
+    assert "That would not work" in text
+    assert "it failed" in text
+    assert "Start it" not in text
+
+
+@pytest.mark.process
+def test_tensorboard_is_started_once(serving: Serving, root: Path):
+    run = make_run(root, "fish")
+    served = serving.start(root)
+    page = f"/runs/runs/{run.id}/tensorboard"
+    assert served.ask(f"{page}/started").status == 404
+    hold(serving)
+    for _ in range(2):
+        assert served.post(page).headers["location"] == f"{page}/started"
+    assert "The link appears here" in served.ask(f"{page}/started").text
+    end(serving, f"tensorboard {run.url}")
+    assert started(serving) == [["tensorboard", run.url, "--port", "0"]]
+    assert "It ended with exit status 3" in served.ask(f"{page}/started").text
+
+
+def test_a_command_that_takes_too_long_is_ended(tmp_path: Path):
+    code = "import time; print('begun', flush=True); time.sleep(600)"
+    starter = Starter(tmp_path / "state", tmp_path, (sys.executable, "-c", code))
+    assert starter.run(["x"], 1.0)[0] is None
+    assert list((tmp_path / "state").iterdir()) == []
