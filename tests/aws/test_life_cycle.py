@@ -196,6 +196,41 @@ def test_a_name_that_another_machine_has_is_refused(
     assert cloud.instances() == []
 
 
+def test_logs_are_there_while_nodes_boot_and_after_down(
+    cloud: Cloud, file: Path
+) -> None:
+    assert cloud.shoal("cluster", "up", file, "--yes").exit_code == 0
+    state = cloud.state()
+    names = state.facts["names"]
+    assert isinstance(names, dict)
+    for instance, alias in names.items():
+        cloud.client("s3").put_object(
+            Bucket=str(state.facts["bucket"]), Body=f"{alias} boots\nready\n".encode(),
+            Key=f"clusters/prod/{state.id}/logs/{instance}/boot.log",
+        )  # fmt: skip
+    by_name = {alias: instance for instance, alias in names.items()}
+    told = cloud.shoal("cluster", "logs", "prod").output
+    for alias, instance in by_name.items():
+        assert f"{instance} boot.log: {alias} boots" in told
+    one = cloud.shoal("cluster", "logs", "prod", "1").output.splitlines()
+    worker = by_name["prod-worker1"]
+    assert one == [
+        f"{worker} boot.log: prod-worker1 boots", f"{worker} boot.log: ready",
+    ]  # fmt: skip
+    lists = cloud.client("s3").get_object(
+        Bucket=str(state.facts["bucket"]), Key=f"clusters/prod/{state.id}/cluster.json"
+    )
+    nodes = json.loads(lists["Body"].read())["nodes"]
+    assert [node["instance"] for node in nodes] == [
+        by_name[alias] for alias in ("prod-master", "prod-worker1", "prod-worker2")
+    ]
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+    done = cloud.shoal("cluster", "logs", "prod")
+    assert (done.exit_code, "unknown cluster" in done.output) == (2, True)
+    told = cloud.shoal("cluster", "logs", "prod", "--hosts", file).output
+    assert f"{worker} boot.log: prod-worker1 boots" in told
+
+
 WRONG = [
     ({"workers": {"type": "zz9.large"}}, "zz9.large does not exist, or is not offered"),
     ({"workers": {"count": 40, "type": "m5.4xlarge"}}, "the quota 'Running On-Demand"),
