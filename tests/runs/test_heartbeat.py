@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from shoal.runs.outlines import read_outline
 from shoal.runs.store import StoredRun, create, open_run
 from shoal.training.checkpoint_writer import CHECKPOINTS, CheckpointWriter
 from shoal.training.resuming import Call, resume
+from shoal.training.run_fit import follow
 from shoal.training.stop_request import stoppable
 from shoal.ui.live import RunView
 from tests.runs.test_writer import HAS_NAMESPACES, INSIDE, driver
@@ -286,6 +288,28 @@ def test_a_run_that_ends_late_keeps_the_checkpoints_of_its_successor(
     found = store.latest(warnings.append)
     assert found is not None
     assert found.number == 7
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])
+def test_a_driver_that_ends_late_leaves_model_and_end_to_its_successor(
+    tmp_path: Path, error: type[BaseException] | None
+) -> None:
+    saved = list[Path]()
+    model: Any = SimpleNamespace(save=saved.append)
+
+    def work() -> Any:
+        if error is not None:
+            raise error
+
+    with create(tmp_path, "higgs") as late:
+        late.event("run_started", strategy="adag", workers=2)
+        writer = CheckpointWriter(late.folder, lambda _: None)
+        CheckpointStore(late.folder.child(CHECKPOINTS)).open()
+        with pytest.raises(error or CheckpointError):
+            follow(late, model, 0.0, work, writer)
+        writer.close()
+        assert not saved
+        assert read_summary(late.folder).status == "running"
 
 
 def test_a_run_that_nobody_took_removes_its_checkpoints(tmp_path: Path) -> None:

@@ -120,6 +120,15 @@ class CheckpointWriter:
         with suppress(OSError):
             (self._store or CheckpointStore(folder, complain=self._warn)).check()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether another process has resumed the run; see `check`."""
+        try:
+            self.check()
+        except CheckpointError:
+            return True
+        return False
+
     def discard(self) -> None:
         """Ends, and removes the checkpoints: the run has ended well.
 

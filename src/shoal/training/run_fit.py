@@ -121,7 +121,7 @@ def follow(
                     writer.close()
                     _tell_of_resume(record, writer, error)
             finally:
-                _record_end(record, model, error)
+                _record_end(record, model, error, writer)
         raise
     report: dict[str, Any] = {"total_s": round(time.monotonic() - began, 3)}
     if outcome.first_step is not None:
@@ -276,9 +276,11 @@ def inputs_of(ready: PreparedFit) -> Inputs:
     )
 
 
-def _record_end(record: Run, model: Any, error: BaseException) -> None:
+def _record_end(
+    record: Run, model: Any, error: BaseException, writer: CheckpointWriter | None
+) -> None:
     """Records why a run ended early; an interrupted one keeps its weights."""
-    if isinstance(error, CheckpointError):
+    if isinstance(error, CheckpointError) or (writer and writer.is_taken):
         return  # another process has resumed the run, and will record its end
     if isinstance(error, KeyboardInterrupt):
         with no_tensorflow():
