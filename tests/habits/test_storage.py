@@ -94,7 +94,7 @@ def test_what_keeps_a_good_model_from_being_saved(
 
 def test_ctrl_c_while_checkpoints_are_closed(tmp_path: Path) -> None:
     """The run has an end all the same."""
-    writer: Any = SimpleNamespace(close=raises(KeyboardInterrupt()))
+    writer: Any = writer_with(close=raises(KeyboardInterrupt()))
     with create(tmp_path, "twice") as run, pytest.raises(KeyboardInterrupt):
         run_fit.follow(run, make_model(), 0.0, raises(RuntimeError("first")), writer)
     summary = open_run(str(next(tmp_path.iterdir()))).summary()
@@ -103,14 +103,14 @@ def test_ctrl_c_while_checkpoints_are_closed(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_checkpoints_are_removed(tmp_path: Path) -> None:
-    writer: Any = SimpleNamespace(discard=raises(KeyboardInterrupt()))
+    writer: Any = writer_with(discard=raises(KeyboardInterrupt()))
     with create(tmp_path, "removed") as run, pytest.raises(KeyboardInterrupt):
         run_fit.follow(run, make_model(), 0.0, outcome, writer)
     assert open_run(str(next(tmp_path.iterdir()))).summary().status == "finished"
 
 
 def test_a_run_that_another_process_goes_on_with_is_left_to_it(tmp_path: Path) -> None:
-    writer: Any = SimpleNamespace(close=lambda: None, has_saved=True)
+    writer: Any = writer_with(close=lambda: None, has_saved=True)
     error = CheckpointError("another process goes on with this run")
     with create(tmp_path, "fenced") as run, pytest.raises(CheckpointError) as caught:
         run_fit.follow(run, make_model(), 0.0, raises(error), writer)
@@ -123,6 +123,11 @@ def raises(error: BaseException) -> Any:
         raise error
 
     return fail
+
+
+def writer_with(**fields: Any) -> Any:
+    """A writer of checkpoints of a run that nobody else has resumed."""
+    return SimpleNamespace(check=lambda: None, is_taken=False, **fields)
 
 
 def outcome() -> TrainingResult:
