@@ -44,7 +44,8 @@ class Table:
     def asked(self, rank: int) -> bool:
         """Whether a worker was asked for its state, or will be with its next answer."""
         publishing = self.sequencer._publishing
-        return publishing.publisher == rank or publishing.ask(rank)
+        publishing.request_with([Respond(rank, "reply")])
+        return publishing.publisher == rank
 
     def push(self, rank: int, piece: Piece | None = None, **fields: Any) -> list[Any]:
         piece = piece or self.held(rank)[0]

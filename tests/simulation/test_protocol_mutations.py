@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal.engine.coordination.common_weights import CommonWeights
 from shoal.engine.coordination.epochs import Epochs
 from shoal.engine.coordination.groups import Grouping
 from shoal.engine.coordination.instructions import (
@@ -21,6 +22,7 @@ from shoal.engine.coordination.instructions import (
 )
 from shoal.engine.coordination.leases import Leases
 from shoal.engine.coordination.ledger import Ledger
+from shoal.engine.coordination.pushes import Pushes
 from shoal.engine.coordination.roster import Roster
 from shoal.engine.coordination.rounds import Round
 from shoal.engine.coordination.sequencer import Sequencer
@@ -105,14 +107,14 @@ def scales_by_the_rows_that_were_dealt(patch: Patch) -> None:
 
 @mutant
 def skips_the_dedup(patch: Patch) -> None:
-    original = Sequencer._accept
+    original = Pushes.commit
 
-    def accept(self: Any, member: Any, push: PushMetadata) -> Any:
-        facts = original(self, member, push)
-        member.sequence = 0
+    def commit(self: Any, push: PushMetadata, version: int) -> Any:
+        facts = original(self, push, version)
+        self._roster.members[push.rank].sequence = 0
         return facts
 
-    patch.setattr(Sequencer, "_accept", accept)
+    patch.setattr(Pushes, "commit", commit)
 
 
 @mutant
@@ -176,22 +178,22 @@ def loses_the_short_rest_of_a_lease(patch: Patch) -> None:
 
 @mutant
 def answers_a_repeat_with_a_reply(patch: Patch) -> None:
-    def repeat(self: Any, member: Any) -> Respond:
-        held = tuple(self.ledger.held(member.rank))
+    def repeat(self: Any, member: Any, version: int) -> Respond:
+        held = tuple(self._epochs.ledger.held(member.rank))
         return Respond(member.rank, "reply", "reply", held)
 
-    patch.setattr(Sequencer, "_repeat", repeat)
+    patch.setattr(Pushes, "repeat", repeat)
 
 
 @mutant
 def tells_a_repeat_of_no_leases(patch: Patch) -> None:
-    original = Sequencer._repeat
+    original = Pushes.repeat
 
-    def repeat(self: Any, member: Any) -> Any:
-        found = original(self, member)
+    def repeat(self: Any, member: Any, version: int) -> Any:
+        found = original(self, member, version)
         return found._replace(pieces=()) if isinstance(found, Respond) else found
 
-    patch.setattr(Sequencer, "_repeat", repeat)
+    patch.setattr(Pushes, "repeat", repeat)
 
 
 # ------------------------------------------------------------------ fencing
@@ -315,16 +317,17 @@ def releases_the_leases_of_the_late_again_when_they_speak(patch: Patch) -> None:
         late.update({(ledger, rank): held[rank] for rank in found})
         return found
 
-    repeat = Sequencer._repeat
+    repeat = Pushes.repeat
 
-    def release(self: Any, member: Any) -> Any:
+    def release(self: Any, member: Any, version: int) -> Any:
+        ledger = self._epochs.ledger
         if member.is_late:
-            for piece in late.pop((self.ledger, member.rank), []):
-                self.ledger._books[piece.epoch].free.add(piece.start, piece.stop)
-        return repeat(self, member)
+            for piece in late.pop((ledger, member.rank), []):
+                ledger._books[piece.epoch].free.add(piece.start, piece.stop)
+        return repeat(self, member, version)
 
     patch.setattr(Round, "pass_over", pass_over)
-    patch.setattr(Sequencer, "_repeat", release)
+    patch.setattr(Pushes, "repeat", release)
 
 
 @mutant
@@ -359,15 +362,15 @@ def never_waits_again_for_late_workers(patch: Patch) -> None:
             member.is_late = True
         return found
 
-    def repeat(self: Any, member: Any) -> Any:
+    def repeat(self: Any, member: Any, version: int) -> Any:
         was_late = member.is_late
-        found = answers(self, member)
+        found = answers(self, member, version)
         member.is_late = was_late
         return found
 
-    answers = Sequencer._repeat
+    answers = Pushes.repeat
     patch.setattr(Sequencer, "need", need)
-    patch.setattr(Sequencer, "_repeat", repeat)
+    patch.setattr(Pushes, "repeat", repeat)
 
 
 # -------------------------------------------------------------- checkpoints
@@ -384,7 +387,7 @@ def restores_without_a_new_lineage(patch: Patch) -> None:
 @mutant
 def restores_incarnations_from_scratch(patch: Patch) -> None:
     def spoil(sequencer: Any) -> None:
-        sequencer._roster = Roster()
+        sequencer._roster.floor = 0
 
     after_restore(patch, spoil)
 
@@ -441,12 +444,13 @@ def keeps_the_ledger_of_now_beside_the_snapshot(patch: Patch) -> None:
 
 @mutant
 def gives_a_joiner_no_snapshot(patch: Patch) -> None:
-    original = Sequencer._welcome
+    original = CommonWeights.welcome
 
-    def welcome(self: Any, fresh: Any) -> list[Any]:
-        return [answer._replace(body="none") for answer in original(self, fresh)]
+    def welcome(self: Any, fresh: Any, version: int) -> list[Any]:
+        found = original(self, fresh, version)
+        return [answer._replace(body="none") for answer in found]
 
-    patch.setattr(Sequencer, "_welcome", welcome)
+    patch.setattr(CommonWeights, "welcome", welcome)
 
 
 @mutant

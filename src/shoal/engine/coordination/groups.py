@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shoal.engine.coordination.instructions import Group, PushMetadata
+from shoal.engine.coordination.instructions import Group, PushMetadata, Respond
 from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import Member
 
@@ -73,6 +73,21 @@ class Grouping:
             self.members, self.is_broken = members, False
         self.is_due = True
         return Group(self.generation, tuple(rank for rank, _ in members))
+
+    def tell(
+        self, answers: list[Respond], ready: Sequence[Member], ledger: Ledger
+    ) -> list[Respond]:
+        """Adds the group of the next step to answers, if they reach all members.
+
+        Args:
+            answers: Answers of one event.
+            ready: All members that take part.
+            ledger: Ledger with their leases.
+        """
+        if not self.is_wanted or not answers or len(answers) < len(ready):
+            return answers
+        group = self.announce(ready, ledger)
+        return [answer._replace(group=group) for answer in answers]
 
     def unfit(
         self, ready: Sequence[Member], pushes: Mapping[int, PushMetadata]

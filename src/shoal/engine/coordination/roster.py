@@ -1,12 +1,10 @@
-"""Members of a run, and the worker that publishes the weights. Pure.
+"""Members of a run. Pure.
 
-This file decides which process has which rank, and which worker publishes the common
-weights under gradient exchange: for workers that join, the controller, a restart.
+This file decides which process has which rank, and which process is a stranger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.engine.coordination.ledger import Piece
@@ -101,65 +99,6 @@ class Roster:
         members = [member for member in self.ready() if not member.is_late]
         return sorted(members, key=lambda member: member.missed)
 
-
-@dataclass
-class Publishing:
-    """Requests for a worker's whole state, and their reasons.
-
-    Args:
-        publisher: Rank that is sending its state now.
-        asked: Rank that is asked with its next answer.
-        is_wanted: The controller waits for a state.
-        after: The controller wants the state of the next rank after this one; None for
-            the first.
-        joiners: Ranks that join under gradient exchange and wait for the state.
-        epochs: Epochs that are complete, except for a center that shows it.
-    """
-
-    publisher: int | None = None
-    asked: int | None = None
-    is_wanted: bool = False
-    after: int | None = None
-    joiners: list[int] = field(default_factory=list[int])
-    epochs: list[int] = field(default_factory=list[int])
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a worker must be asked now."""
-        is_needed = bool(self.joiners or self.epochs or self.is_wanted)
-        return is_needed and self.publisher is None and self.asked is None
-
-    def choose(self, members: Sequence[Member]) -> Member:
-        """The member that publishes: the first, or the next in turn."""
-        # Members may come by the rounds they missed; turns go by rank.
-        members = sorted(members, key=lambda member: member.rank)
-        after = -1 if self.after is None else self.after
-        later = [member for member in members if member.rank > after]
-        return (later or members)[0]
-
-    def ask(self, rank: int) -> bool:
-        """Whether an answer to a worker has to ask it; it is asked then."""
-        if self.asked != rank:
-            return False
-        self.asked, self.publisher = None, rank
-        return True
-
-    def forget(self, rank: int) -> None:
-        """Forgets a lost worker; another one will be asked."""
-        self.joiners = [r for r in self.joiners if r != rank]
-        self.asked = None if self.asked == rank else self.asked
-        self.publisher = None if self.publisher == rank else self.publisher
-
-    def pass_over(self, rank: int) -> None:
-        """Asks another worker: a late one may never receive the request."""
-        self.asked = None if self.asked == rank else self.asked
-
-    def take_joiners(self) -> list[int]:
-        """Returns the ranks that wait, and clears them."""
-        joiners, self.joiners = self.joiners, []
-        return joiners
-
-    def take_epochs(self) -> list[int]:
-        """Returns the epochs that wait, and clears them."""
-        epochs, self.epochs = self.epochs, []
-        return epochs
+    def candidates(self) -> list[Member]:
+        """Members that can be asked for their state: the punctual ones if there are."""
+        return self.punctual() or self.ready()

@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from shoal.engine.coordination.instructions import PushMetadata, Respond, Rules
+from shoal.engine.coordination.groups import Grouping
+from shoal.engine.coordination.instructions import (
+    Instruction,
+    PushMetadata,
+    Respond,
+    Rules,
+)
 from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import Member
 from shoal.strategies.base import Facts
@@ -147,6 +153,27 @@ class Round:
         """Ranks whose losses were scaled by sums other than those of this round."""
         sums = self.sums
         return [r for r, p in self.pushes.items() if p.own and p.assumed != sums]
+
+    def send_back(
+        self, ready: Sequence[Member], grouping: Grouping
+    ) -> list[Instruction]:
+        """Removes messages that no round can merge, and asks for them again.
+
+        Args:
+            ready: Members that take part.
+            grouping: The group that may have averaged the round.
+        """
+        if outdated := self.outdated():
+            # A worker of the round was lost: the step has fewer rows than its messages
+            # were scaled by, so they are computed again with the new sums.
+            sums = self.sums
+            again = [Respond(rank, "again", sums=sums) for rank in outdated]
+        else:
+            unfit = grouping.unfit(ready, self.pushes)
+            again = [Respond(rank, "again") for rank in unfit]
+        for answer in again:
+            del self.pushes[answer.rank]
+        return [*again]
 
     def take(self) -> list[tuple[int, PushMetadata]]:
         """Returns the messages in rank order; the next round has none."""

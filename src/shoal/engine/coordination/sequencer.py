@@ -12,7 +12,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias
 
+from shoal.engine.coordination.common_weights import CommonWeights
 from shoal.engine.coordination.epochs import Epochs
+from shoal.engine.coordination.grants import Grants
 from shoal.engine.coordination.groups import Grouping
 from shoal.engine.coordination.instructions import (
     Apply,
@@ -26,16 +28,11 @@ from shoal.engine.coordination.instructions import (
     Rules,
     Ungroup,
 )
-from shoal.engine.coordination.leases import Leases
 from shoal.engine.coordination.ledger import Ledger
-from shoal.engine.coordination.roster import (
-    LINEAGE_INCARNATIONS,
-    Member,
-    Publishing,
-    Roster,
-)
+from shoal.engine.coordination.publishing import Publishing
+from shoal.engine.coordination.pushes import Pushes
+from shoal.engine.coordination.roster import LINEAGE_INCARNATIONS, Member, Roster
 from shoal.engine.coordination.rounds import Round, RoundProgress, tell_of_round
-from shoal.strategies.base import Facts
 
 P = ParamSpec("P")
 Method: TypeAlias = Callable[Concatenate["Sequencer", P], list[Instruction]]
@@ -48,12 +45,12 @@ def _asking(method: Method[P]) -> Method[P]:
     """
 
     @wraps(method)
-    def complete(
+    def completed(
         self: Sequencer, *args: P.args, **kwargs: P.kwargs
     ) -> list[Instruction]:
-        return self.with_request(method(self, *args, **kwargs))
+        return self.complete(method(self, *args, **kwargs))
 
-    return complete
+    return completed
 
 
 class Sequencer:
@@ -61,6 +58,9 @@ class Sequencer:
 
     Args:
         rules: Rules of the run.
+        epochs: Epochs of a checkpoint; None for a new run.
+        lineage: Counts the histories of the center.
+        version: Version of the center.
 
     Example:
         >>> sequencer = Sequencer(Rules(epoch_rows=(8,), first_epoch=0, epochs=1,
@@ -77,19 +77,26 @@ class Sequencer:
         ['Apply', 'Respond', 'EpochDone']
     """
 
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self._epochs = Epochs(rules)
-        self._roster = Roster()
+    def __init__(
+        self,
+        rules: Rules,
+        epochs: Epochs | None = None,
+        *,
+        lineage: int = 0,
+        version: int = 0,
+    ) -> None:
+        self.rules, self.lineage, self.version = rules, lineage, version
+        self.has_finished = False
+        self._epochs = Epochs(rules) if epochs is None else epochs
+        self._roster = Roster(floor=lineage * LINEAGE_INCARNATIONS)
         self._publishing = Publishing()
-        self._grants = Leases(rules)
-        self.lineage = 0
-        self.version = 0
-        self.expected = rules.workers
-        self.has_started = self.has_finished = False
-        self._limit: int | None = None
         self._round = Round(rules.quorum)
         self._grouping = Grouping(is_wanted=rules.has_groups)
+        self._pushes = Pushes(rules, self._roster, self._epochs)
+        self._grants = Grants(rules, self._roster, self._epochs, self._round)
+        self._common_weights = CommonWeights(
+            self._roster, self._epochs, self._publishing, self._grants
+        )
 
     # -------------------------------------------------------- checkpoints
 
@@ -133,13 +140,10 @@ class Sequencer:
             >>> sequencer.lineage, sequencer.join().incarnation
             (1, 1000001)
         """
-        sequencer = cls(rules)
-        sequencer.lineage = max(document["lineage"], newest_lineage) + 1
-        sequencer.version = document["version"]
-        epochs = document["epochs"]
-        sequencer._epochs = Epochs.from_json(rules, epochs, sequencer.version)
-        sequencer._roster = Roster(floor=sequencer.lineage * LINEAGE_INCARNATIONS)
-        return sequencer
+        lineage = max(document["lineage"], newest_lineage) + 1
+        version = document["version"]
+        epochs = Epochs.from_json(rules, document["epochs"], version)
+        return cls(rules, epochs, lineage=lineage, version=version)
 
     @property
     def upcoming(self) -> int:
@@ -188,7 +192,7 @@ class Sequencer:
         member.is_parked = True
         if self.has_finished:
             return self._dismiss()
-        if self.rules.exchanges_gradients and self.has_started:
+        if self.rules.exchanges_gradients and self._grants.has_started:
             # Its weights must be the common ones of one version: a worker publishes
             # them.
             self._publishing.joiners.append(rank)
@@ -199,7 +203,9 @@ class Sequencer:
         )
         member.version = self.version
         has_snapshot = self.rules.exchanges_gradients and self._epochs.is_saved
-        found = self._welcome([member]) if has_snapshot else []
+        found: list[Instruction] = []
+        if has_snapshot:
+            found = self._common_weights.welcome([member], self.version)
         return found + self._ask() + self._hand_out()
 
     @_asking
@@ -217,7 +223,7 @@ class Sequencer:
         found: list[Instruction] = []
         if (
             self.rules.exchanges_gradients
-            and self.has_started
+            and self._grants.has_started
             and not self._roster.ready()
         ):
             found += self._roll_back()
@@ -228,8 +234,13 @@ class Sequencer:
     @_asking
     def expect(self, workers: int) -> list[Instruction]:
         """The controller will not bring up more workers than this before the start."""
-        self.expected = workers
+        self._grants.expected = workers
         return self._hand_out()
+
+    @property
+    def expected(self) -> int:
+        """Number of workers that the controller brings up before the start."""
+        return self._grants.expected
 
     def _refuse_replaced(self, rank: int, incarnation: int) -> Refuse:
         return Refuse(rank, incarnation, "another process has this rank")
@@ -255,20 +266,16 @@ class Sequencer:
             after: Newest version that was reported to the controller; -1 for the
                 current one, None for no limit any more.
         """
-        self._limit = None
-        if after is not None:
-            self._limit = (self.version if after < 0 else after) + 1
+        if after is None:
+            self._grants.pace(None)
+        else:
+            self._grants.pace((self.version if after < 0 else after) + 1)
         return self._hand_out()
 
     @property
     def is_in_step(self) -> bool:
         """Whether each step waits for the controller."""
-        return self._limit is not None
-
-    @property
-    def _ahead(self) -> int | None:
-        """Most steps that a worker may hold; None for no limit."""
-        return None if self._limit is None else max(0, self._limit - self.version)
+        return self._grants.is_in_step
 
     @_asking
     def halt(self) -> list[Instruction]:
@@ -280,7 +287,7 @@ class Sequencer:
     def finish(self) -> list[Instruction]:
         """Ends the run: tells waiting workers now, the others at their next message."""
         self.has_finished = True
-        self._publishing = Publishing()
+        self._publishing.clear()
         # They wait for a round that will not close, and hear that the run is over.
         for rank, _ in self._round.take():
             self.members[rank].is_parked = True
@@ -301,7 +308,7 @@ class Sequencer:
         """Reports complete epochs, or waits for a center that shows them."""
         if not self.rules.exchanges_gradients:
             return [EpochDone(e) for e in self._epochs.end()]
-        self._publishing.epochs += self._epochs.end()
+        self._common_weights.end_epochs()
         return []
 
     # -------------------------------------------------------------- pushes
@@ -318,62 +325,19 @@ class Sequencer:
         member.is_parked = False
         if self.has_finished:
             return [Respond(push.rank, "done")]
-        if push.lineage != self.lineage:
-            return [Refuse(push.rank, push.incarnation, "an older lineage")]
-        if push.sequence <= member.sequence:
-            return [self._repeat(member)]
-        if member.is_late:
-            # A round closed without it, and others may hold its samples: it does not
-            # count. Its number does, so that a repeat gets the same answer (decision
-            # 16).
-            member.sequence = push.sequence
-            return [self._repeat(member)]
-        if not push.pieces or not self.ledger.covers(push.rank, push.pieces):
-            return [Refuse(push.rank, push.incarnation, "samples it does not hold")]
+        found = self._pushes.check(push, lineage=self.lineage, version=self.version)
+        if found is not None:
+            return [found]
         if self.rules.is_rounds:
             self._round.pushes[push.rank] = push
             return self._close_round() + self._hand_out()
-        facts = self._accept(member, push)
+        facts = self._pushes.commit(push, self.version)
         self.version += 1
         member.version = self.version
         # The answer has the next leases: a worker asks only when there were none.
-        self._epochs.open_next()
-        self._grant(member)
+        self._grants.after_push(member, self.version)
         answer = Respond(push.rank, "reply", "reply", member.tell())
         return [Apply(push.rank, facts), answer, *self._end_epochs(), *self._hand_out()]
-
-    def _accept(self, member: Member, push: PushMetadata) -> Facts:
-        staleness = self.version - member.version + 1
-        self.ledger.commit(push.rank, push.pieces)
-        member.sequence, member.missed = push.sequence, 0
-        return Facts(
-            workers=max(1, len(self._roster.ready())),
-            staleness=staleness,
-            steps=push.steps,
-            samples=push.samples,
-            updates=self.version,
-            rows=push.rows,
-        )
-
-    def _repeat(self, member: Member) -> Respond | Refuse:
-        """Answers a duplicate whose answer was lost, or a push that came too late.
-
-        In both cases the sender no longer holds its samples. A request that is only
-        sent again over a new connection does not come here: `Primary` answers it.
-        """
-        if self.rules.exchanges_gradients:
-            # The mean that it needs is gone, and so are its common weights.
-            return Refuse(member.rank, member.incarnation, "a step of the past")
-        # The answer tells all leases, as some may have been in the answer that was
-        # lost.
-        member.untold, member.is_late = [], False
-        held = tuple(self.ledger.held(member.rank))
-        if self.rules.is_elastic:
-            # Its displacement is gone. It goes on from its own weights without this
-            # one, where other strategies adopt the center.
-            return Respond(member.rank, "repeat", "none", held)
-        member.version, member.is_stale = self.version, False
-        return Respond(member.rank, "repeat", "center", held)
 
     @_asking
     def need(self, rank: int, incarnation: int) -> list[Instruction]:
@@ -385,7 +349,7 @@ class Sequencer:
         if self.has_finished:
             return self._dismiss()
         if self._publishing.asked == rank:
-            return self._ask_parked(member)
+            return self._publishing.request_now(member)
         return self._close_round() + self._hand_out()
 
     # -------------------------------------------------------------- rounds
@@ -426,24 +390,14 @@ class Sequencer:
         ready = self._roster.ready()
         if not self._round.pushes or self._round.awaited(ready, self.ledger):
             return []
-        if outdated := self._round.outdated():
-            # A worker of the round was lost: the step has fewer rows than its messages
-            # were scaled by, so they are computed again with the new sums.
-            sums = self._round.sums
-            for rank in outdated:
-                del self._round.pushes[rank]
-            return [Respond(rank, "again", sums=sums) for rank in outdated]
-        if unfit := self._grouping.unfit(ready, self._round.pushes):
-            for rank in unfit:
-                del self._round.pushes[rank]
-            return [Respond(rank, "again") for rank in unfit]
+        if again := self._round.send_back(ready, self._grouping):
+            return again
         pushes = self._round.take()
         was_given_up = self._grouping.is_given_up
         is_grouped = self._grouping.closed([push for _, push in pushes])
-        facts = {rank: self._accept(self.members[rank], push) for rank, push in pushes}
+        facts = {rank: self._pushes.commit(p, self.version) for rank, p in pushes}
         self.version += 1
-        self._epochs.open_next()
-        self._deal()
+        self._grants.after_round(self.version)
         told = tell_of_round(self.rules, ready, facts, self.version)
         asked = [*self._end_epochs(), *self._ask()]
         if self._grouping.is_given_up and not was_given_up:
@@ -451,15 +405,10 @@ class Sequencer:
         return [Merge(facts, is_grouped), *self._grouped(told, ready), *asked]
 
     def _grouped(self, told: list[Respond], ready: list[Member]) -> list[Respond]:
-        """Adds the group of the next step to answers that reach all members.
-
-        There is no group if a member is asked for its state: the others would wait.
-        """
-        busy = self._publishing.asked, self._publishing.publisher
-        if not self.rules.has_groups or len(told) < len(ready) or busy != (None, None):
+        # There is no group if a member is asked for its state: the others would wait.
+        if self._publishing.is_busy:
             return told
-        group = self._grouping.announce(ready, self.ledger)
-        return [answer._replace(group=group) for answer in told]
+        return self._grouping.tell(told, ready, self.ledger)
 
     # ------------------------------------------------- published snapshots
 
@@ -476,41 +425,14 @@ class Sequencer:
 
     def is_first(self, rank: int) -> bool:
         """Whether this rank is the one that is asked first."""
-        ready = self._roster.punctual() or self._roster.ready()
-        return rank == min((member.rank for member in ready), default=rank)
+        return rank == min((m.rank for m in self._roster.candidates()), default=rank)
 
     def _ask(self) -> list[Instruction]:
-        """Asks one worker to publish its state, if it is needed."""
-        ready = self._roster.punctual() or self._roster.ready()
-        if not self._publishing.is_due or not ready:
-            return []
-        member = self._publishing.choose(ready)
-        if member.is_parked:
-            return self._ask_parked(member)
-        # It computes: it is asked with the answer to its next message.
-        self._publishing.asked = member.rank
-        return []
+        return self._publishing.request(self._roster.candidates())
 
-    def _ask_parked(self, member: Member) -> list[Instruction]:
-        member.is_parked = False
-        self._publishing.asked, self._publishing.publisher = None, member.rank
-        return [Respond(member.rank, "publish")]
-
-    def with_request(self, found: list[Instruction]) -> list[Instruction]:
-        """Marks the next answer to the worker that must publish its state.
-
-        After "again", a worker has to send something else first. The request goes out
-        with this answer and no other, on the standby too, which makes the same answers
-        (decision 14).
-        """
-        if self._publishing.asked is None:
-            return found
-        for place, answer in enumerate(found):
-            if not isinstance(answer, Respond) or answer.kind in ("again", "publish"):
-                continue
-            if self._publishing.ask(answer.rank):
-                found[place] = answer._replace(wants_snapshot=True)
-        return found
+    def complete(self, found: list[Instruction]) -> list[Instruction]:
+        """Adds a request for a worker's state to the instructions of an event."""
+        return self._publishing.request_with(found)
 
     @_asking
     def published(self, rank: int, incarnation: int) -> list[Instruction]:
@@ -519,89 +441,23 @@ class Sequencer:
             return []
         # It publishes; what it sent before is outdated.
         self.members[rank].is_parked = False
-        self._publishing.publisher, self._publishing.is_wanted = None, False
+        self._publishing.arrived()
         if not self.rules.exchanges_gradients:
             return []
-        self._epochs.save(self.version)
-        done = [EpochDone(e) for e in self._publishing.take_epochs()]
-        joiners = [self.members[rank] for rank in self._publishing.take_joiners()]
-        return [*done, *self._welcome(joiners), *self._hand_out()]
-
-    def _welcome(self, fresh: list[Member]) -> list[Instruction]:
-        """Gives the snapshot to workers that join under gradient exchange.
-
-        They get it at once, with or without data: the next round changes their weights.
-        """
-        for member in fresh:
-            member.is_ready, member.is_parked = True, False
-            member.version = self.version
-        if self.has_started:
-            self._distribute()
-        return [Respond(m.rank, "grant", "snapshot", m.tell()) for m in fresh]
+        return self._common_weights.published(self.version) + self._hand_out()
 
     def _roll_back(self) -> list[Instruction]:
         """The last worker is lost, and with it the weights after its snapshot."""
         # Under gradient exchange the server holds no weights but the snapshot that was
-        # published last. Samples committed since then are free again: the weights that
-        # were trained on them are lost. A new lineage refuses pushes that were made
-        # from those weights (decision 3).
+        # published last. A new lineage refuses pushes that were made from later weights
+        # (decision 3).
         self.lineage += 1
-        self._epochs.restore()
-        self._publishing.take_epochs()
-        self.has_started = False
-        found: list[Instruction] = [Rollback(self.lineage), *self._end_epochs()]
-        joiners = [self.members[rank] for rank in self._publishing.take_joiners()]
-        if self._epochs.is_saved:
-            return found + self._welcome(joiners)
-        for member in joiners:  # they hold the initial weights
-            member.is_ready, member.version = True, self.version
-        return found
-
-    # --------------------------------------------------------------- grants
+        found = self._common_weights.roll_back(self.version)
+        return [Rollback(self.lineage), *found]
 
     def _hand_out(self) -> list[Instruction]:
         """Gives data to every waiting worker for which there is some."""
-        ready = self._roster.ready()
-        if self.has_finished or not self._start(len(ready)):
+        if self.has_finished:
             return []
-        self._distribute()
-        waiting = [m for m in ready if m.is_parked and m.untold]
-        return [*self._grouped([self._grant_answer(m) for m in waiting], ready)]
-
-    def _start(self, ready: int) -> bool:
-        """Whether data may be given; round strategies wait for all expected workers."""
-        if not self.has_started:
-            # Rounds of those that happened to start first would make a run that nobody
-            # can repeat.
-            is_full = ready >= (self.expected if self.rules.is_rounds else 1)
-            self.has_started = is_full and self._epochs.has_data
-        return self.has_started
-
-    def _distribute(self) -> None:
-        """Leases what may be leased now; answers tell the workers."""
-        self._epochs.open_next()
-        ready = self._roster.ready()
-        if not self.rules.is_rounds:
-            for member in ready:
-                if member.is_parked:
-                    self._grant(member)
-        elif not self._round.has_begun(ready, self.ledger):
-            self._deal()
-
-    def _grant(self, member: Member) -> None:
-        self._grants.grant(self.ledger, member, self._sharers(), self._ahead)
-
-    def _deal(self) -> None:
-        if self._grants.deal(self.ledger, self._roster.punctual(), self._ahead):
-            self._round.dealt += 1
-
-    def _sharers(self) -> int:
-        """Number of workers that share an epoch, compiling ones included."""
-        return max(1, self.expected, len(self._roster.ready()))
-
-    def _grant_answer(self, member: Member) -> Respond:
-        body = "center" if member.is_stale else "none"
-        if member.is_stale:
-            member.version = self.version
-        member.is_stale = member.is_parked = False
-        return Respond(member.rank, "grant", body, member.tell())
+        told = self._grants.hand_out(self.version)
+        return [*self._grouped(told, self._roster.ready())]
