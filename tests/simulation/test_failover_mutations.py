@@ -179,7 +179,7 @@ def loses_the_steps_taken_during_an_exchange(patch: Patch) -> None:
     original = ServerClient.catch_up
 
     def catch_up(self: Any, local: Any, statistics: Any) -> bool:
-        return original(self, self._pushed, statistics)
+        return original(self, self._weights._pushed, statistics)
 
     patch.setattr(ServerClient, "catch_up", catch_up)
 

@@ -1,32 +1,26 @@
 """A worker's client of the server: it joins, pushes, and asks for data.
 
-This file decides which messages a worker sends and what it keeps of the answers. It
-knows the messages and the vectors' memory, but no model.
+This file decides which messages a worker sends, and who gets what of the answers:
+`progress.py` the state of the run, `local_weights.py` the vectors.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from shoal.engine.coordination.instructions import Group
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.environment import SYSTEM, Environment
-from shoal.engine.transport.buffers import aligned_bytes
 from shoal.engine.transport.changes import STATISTICS, Changes
 from shoal.engine.transport.client_connection import ServerAddress, fenced
 from shoal.engine.transport.fields import whole
 from shoal.engine.transport.messages.server_to_worker import (
     Again,
     Answer,
-    Done,
     Refused,
     Repeat,
-    RunState,
     reading,
 )
 from shoal.engine.transport.messages.worker_to_server import (
@@ -37,38 +31,14 @@ from shoal.engine.transport.messages.worker_to_server import (
     Ready,
     Snapshot,
 )
-from shoal.engine.transport.segments import (
-    Spread,
-    in_turn,
-    pull_into,
-    push_into,
-    segments,
-)
+from shoal.engine.transport.segments import Spread, in_turn
+from shoal.engine.worker.local_weights import LocalWeights
+from shoal.engine.worker.progress import Progress, Times
 from shoal.engine.worker.request_channel import Answered, RequestChannel
 from shoal.errors import PlanError
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
 from shoal.wire.frames import BadFrame
-
-
-@dataclass
-class Times:
-    """Seconds of a window: computing, reading, waiting for work, exchanging."""
-
-    compute_s: float = 0.0
-    data_s: float = 0.0
-    wait_s: float = 0.0
-    exchange_s: float = 0.0
-
-    def take(self) -> tuple[float, ...]:
-        """Returns the times, and starts again."""
-        spent = self.compute_s, self.data_s, self.wait_s, self.exchange_s
-        self.compute_s = self.data_s = self.wait_s = self.exchange_s = 0.0
-        return tuple(round(seconds, 6) for seconds in spent)
-
-
-def _vector(size: int) -> Vector:
-    return aligned_bytes(4 * size).view(np.float32)
 
 
 class Weight(NamedTuple):
@@ -85,24 +55,6 @@ class Weight(NamedTuple):
     rows: float
     own: tuple[float, ...] = ()
     assumed: tuple[float, ...] = ()
-
-
-@dataclass
-class Progress:
-    """State that the last answer told."""
-
-    version: int = 0
-    lineage: int = 0
-    clock: int = 0
-    workers: int = 1
-    learning_rate: float | None = None
-    is_done: bool = False
-    wants_snapshot: bool = False
-    nan_status: int = NanStatus.FINITE
-    group: Group | None = None
-    sums: tuple[float, ...] = ()
-    """Sums for which a message has to be computed again."""
-    pieces: deque[Piece] = field(default_factory=deque[Piece])
 
 
 class ServerClient(RequestChannel):
@@ -139,7 +91,6 @@ class ServerClient(RequestChannel):
     ) -> None:
         super().__init__(server_address, strategy, environment)
         self.progress, self.times = Progress(), Times()
-        self._sizes = server_address.sizes
         self.changes = Changes()
         self._sequence = 0
         message = Join(
@@ -151,30 +102,23 @@ class ServerClient(RequestChannel):
             token=server_address.token,
         )
         welcome, vector, statistics, self.optimizer = self._join(message)
-        self._heed(welcome.state)
-        size, count = server_address.sizes.vector, server_address.sizes.statistics
-        self.local = _vector(size)
-        # Weights move on before the reply to an early push comes: they are no anchor.
-        has_anchor = is_early or strategy.needs_anchor
-        self._anchor = _vector(size) if has_anchor else None
-        self._pushed = _vector(size) if is_early else None
-        self._pushed_statistics = np.zeros(count, np.float32)
-        self._spare: Vector | None = None
-        self.statistics = statistics.copy()
-        self._adopt(vector)
+        self.progress.heed(welcome.state)
+        self._weights = LocalWeights(
+            strategy, vector, statistics, is_early=is_early, spread=spread
+        )
         self.metrics = np.zeros(server_address.sizes.metrics, np.float64)
-        self._spread = spread
+
+    @property
+    def local(self) -> Vector:
+        """Weights from which the next steps start."""
+        return self._weights.vector
+
+    @property
+    def statistics(self) -> Vector:
+        """Statistics beside them."""
+        return self._weights.statistics
 
     # ---------------------------------------------------------------- answers
-
-    def _heed(self, state: RunState) -> None:
-        """Keeps the state that every answer tells."""
-        progress, rate = self.progress, state.learning_rate
-        progress.version, progress.lineage = state.version, state.lineage
-        progress.clock, progress.workers = state.clock, state.workers
-        progress.learning_rate = None if rate is None else float(rate)
-        progress.is_done = progress.wants_snapshot = False
-        progress.nan_status, progress.group, progress.sums = 0, None, ()
 
     def _answer(
         self,
@@ -201,21 +145,14 @@ class ServerClient(RequestChannel):
         message, body = answered
         if isinstance(message, Refused):
             raise fenced(message)
-        self._heed(message.state)
+        self.progress.heed(message.state)
         if not isinstance(message, Answer):
             raise BadFrame(
                 f"the server's answer is {message.kind!r}, where data or the end of "
                 "the run was expected. See whether all machines have the same version "
                 "of Shoal."
             )
-        progress = self.progress
-        progress.is_done = isinstance(message, Done)
-        progress.wants_snapshot = message.wants_snapshot
-        progress.nan_status = message.nan_status
-        progress.group, progress.sums = message.group, message.sums
-        if isinstance(message, Repeat):
-            progress.pieces.clear()  # it contains all leases
-        progress.pieces.extend(message.pieces)
+        self.progress.take(message)
         end = len(body)
         if message.changes:
             with reading(message.kind):
@@ -228,32 +165,6 @@ class ServerClient(RequestChannel):
             self.statistics[:] = self.buffers.reply_statistics
         found = bytes(body[:end]) if message.body == "snapshot" else b""
         return message, found
-
-    @property
-    def _from(self) -> Vector:
-        """The anchor, or the weights before the steps if both are the same."""
-        return self.local if self._anchor is None else self._anchor
-
-    def _adopt(self, center: Vector) -> None:
-        self.local[:] = self.strategy.adopt(center)
-        if self._anchor is not None:
-            self._anchor[:] = center
-
-    def _room(self, local: Vector) -> Vector:
-        """Memory for the result of `local`: that of the weights before its steps.
-
-        Other memory if both are the same: without a step, or if the backend works in
-        place.
-        """
-        # Two vectors take turns. The backend may still read `local` (JAX's arrays on
-        # processors alias NumPy's memory), so results are never written over it. The
-        # vector from before the steps is not read any more.
-        if not np.may_share_memory(local, self.local):
-            return self.local
-        if self._spare is None:
-            self._spare = _vector(local.size)
-        free, self._spare = self._spare, self.local
-        return free
 
     # --------------------------------------------------------------- questions
 
@@ -272,7 +183,7 @@ class ServerClient(RequestChannel):
     def _after_wait(self, message: Ready | Need) -> tuple[Answer, bytes]:
         answer, blob = self._take(self._answer(message))
         if answer.is_center:
-            self._adopt(self.buffers.reply)
+            self._weights.adopt(self.buffers.reply)
         return answer, blob
 
     def push_weights(
@@ -293,30 +204,10 @@ class ServerClient(RequestChannel):
             learnt: Samples of `pieces` that were trained on, None for all.
         """
         began = self.environment.clock()
-        push_into(
-            self.strategy, self.buffers.message, local, self._from, steps, self._spread
-        )
-        samples = sum(p.rows for p in pieces) if learnt is None else learnt
-        message = self._message(statistics, pieces, steps, float(samples))
+        self._weights.write(self.buffers.message, local, steps)
+        message = self._weights_message(statistics, pieces, steps, learnt)
         answer, _ = self._take(self._answer(message, has_vectors=True))
-        # Without an anchor the strategy pulls from the weights before the steps, which
-        # `local` no longer is after this line.
-        before, self.local = self._from, self._room(local)
-        if answer.body == "reply" and self._pushed is not None:
-            self._pull(local, local)
-        elif answer.body == "reply":
-            pull_into(
-                self.strategy,
-                self.local,
-                local,
-                before,
-                self.buffers.reply,
-                self._spread,
-            )
-        elif answer.body == "center":
-            self._adopt(self.buffers.reply)
-        else:  # an elastic repeat skips one displacement, or the run is done
-            self.local[:] = local
+        self._weights.take(answer.body, self.buffers.reply, local)
         self.times.exchange_s += self.environment.clock() - began
 
     def push_early(
@@ -331,17 +222,10 @@ class ServerClient(RequestChannel):
 
         Further steps begin where these ended; call `catch_up` after them.
         """
-        began, pushed = self.environment.clock(), self._pushed
-        if pushed is None:
-            raise RuntimeError("this member was not to push early")
-        push_into(
-            self.strategy, self.buffers.message, local, self._from, steps, self._spread
-        )
-        samples = sum(p.rows for p in pieces) if learnt is None else learnt
-        # Copied, as further steps change `local` where a backend works in place.
-        pushed[:] = local
-        self._pushed_statistics[:] = statistics
-        self._ask_early(self._message(statistics, pieces, steps, float(samples)))
+        began = self.environment.clock()
+        self._weights.remember(local, statistics)
+        self._weights.write(self.buffers.message, local, steps)
+        self._ask_early(self._weights_message(statistics, pieces, steps, learnt))
         self.times.exchange_s += self.environment.clock() - began
 
     def catch_up(self, local: Vector, statistics: Vector) -> bool:
@@ -354,40 +238,14 @@ class ServerClient(RequestChannel):
         Returns:
             False if those steps are void: their samples were leased to another worker.
         """
-        began, pushed = self.environment.clock(), self._pushed
-        if pushed is None:
-            raise RuntimeError("this member was not to push early")
+        began = self.environment.clock()
         answer, _ = self._take(self._arrive())
-        is_void, body = isinstance(answer, Repeat), answer.body
-        self.local = self._room(local)
-        if body == "reply":
-            self._pull(local, pushed)
-        elif body == "center":
-            # Steps since the push are added to the center, unless their samples are
-            # leased to another worker.
-            taken = local - pushed
-            self._adopt(self.buffers.reply)
-            if not is_void:
-                self.local += taken
-        else:
-            self.local[:] = pushed if is_void else local
-        if body == "none":
-            self.statistics[:] = statistics
-        elif not is_void:
-            self.statistics += statistics - self._pushed_statistics
+        is_void = isinstance(answer, Repeat)
+        self._weights.catch_up(
+            answer.body, self.buffers.reply, local, statistics, is_void=is_void
+        )
         self.times.exchange_s += self.environment.clock() - began
         return not is_void
-
-    def _pull(self, local: Vector, pushed: Vector) -> None:
-        """Applies a reply to weights that have moved since they were pushed."""
-        anchor, is_moving = self._from, local is not pushed
-        for part in segments(local.size):
-            now = local[part]
-            then = pushed[part] if is_moving else now
-            found = self.strategy.pull(
-                now, then, anchor[part], self.buffers.reply[part]
-            )
-            self.local[part], anchor[part] = found
 
     def push_gradient(
         self,
@@ -413,7 +271,7 @@ class ServerClient(RequestChannel):
             again for the sums in `progress`.
         """
         began = self.environment.clock()
-        generation = 0 if mean is None else self._generation
+        generation = 0 if mean is None else self.progress.generation
         self._fill(gradient, is_needed=mean is None)
         answer = self._send_gradient(statistics, pieces, weight, nan_status, generation)
         if isinstance(answer, Again) and not self.progress.sums:
@@ -436,12 +294,6 @@ class ServerClient(RequestChannel):
         message = self._gradient_message(statistics, pieces, weight, nan_status, group)
         return self._take(self._answer(message, has_vectors=True))[0]
 
-    @property
-    def _generation(self) -> int:
-        """Number of the group that averages the next step."""
-        group = self.progress.group
-        return 0 if group is None else group.generation
-
     def _fill(self, gradient: Vector, *, is_needed: bool = True) -> None:
         """Writes a gradient to the place where the server reads it."""
         message = self.buffers.message
@@ -463,7 +315,7 @@ class ServerClient(RequestChannel):
             weight: Its weight.
             nan_status: See `nan_guard`.
         """
-        group = self._generation
+        group = self.progress.generation
         self._ask_later(
             self._gradient_message(statistics, pieces, weight, nan_status, group)
         )
@@ -477,16 +329,17 @@ class ServerClient(RequestChannel):
         answer, _ = self._take(self._arrive())
         return not isinstance(answer, Again)
 
-    def _message(
-        self, statistics: Vector, pieces: list[Piece], steps: int, samples: float
+    def _weights_message(
+        self, statistics: Vector, pieces: list[Piece], steps: int, learnt: int | None
     ) -> Push:
+        samples = sum(p.rows for p in pieces) if learnt is None else learnt
         self._fill_rest(statistics)
         return Push(
             lineage=self.progress.lineage,
             sequence=self._sequence,
             pieces=tuple(pieces),
             steps=steps,
-            samples=samples,
+            samples=float(samples),
             times=self.times.take(),
         )
 
@@ -544,11 +397,11 @@ class ServerClient(RequestChannel):
         answered = self._answer(Snapshot(), has_vectors=has_vectors, blob=blob)
         if isinstance(answered.message, Refused):
             raise fenced(answered.message)
-        self._heed(answered.message.state)
+        self.progress.heed(answered.message.state)
 
     def _check_state(self, blob: bytes) -> None:
         """Checks the size: the server would refuse every replacement, too."""
-        most = self._sizes.state_bytes
+        most = self.sizes.state_bytes
         if len(blob) > most:
             raise PlanError(
                 f"the optimizer and the local state of this worker take {len(blob):,} "
