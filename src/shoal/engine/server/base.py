@@ -20,12 +20,13 @@ from shoal.engine.server.effects import (
     Raise,
     TellController,
 )
-from shoal.engine.server.replica import Replica, StrategyFailed
+from shoal.engine.server.replica import Replica
 from shoal.engine.server.replication import FailoverState, Replication, StandbyPeer
 from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import pack
+from shoal.engine.server.strategy_calls import StrategyFailed
 from shoal.engine.transport.callers import RejectedCallers
 from shoal.engine.transport.fields import WRONG
 from shoal.engine.transport.listener import Connections, Listener, Peer

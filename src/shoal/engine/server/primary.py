@@ -6,18 +6,22 @@ events, and the others follow (`shard.py`).
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+from typing import final
 
 from shoal.engine.coordination.timeouts import PAUSE_S
 from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.server.base import FLUSH_S, BaseServer
-from shoal.engine.server.event_log import Arrivals, LogEntry
 from shoal.engine.server.replication import ENDED, FailoverState
 from shoal.engine.server.session import WorkerSession
+from shoal.engine.server.shard_peers import (
+    JOINED_AGAIN,
+    ShardPeers,
+    SplitMessage,
+    SplitMessages,
+)
 from shoal.engine.server.spec import ServerSpec
-from shoal.engine.transport.buffers import Buffers
+from shoal.engine.server.worker_slots import WorkerSlots
 from shoal.engine.transport.client_connection import TURN_S
-from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.fields import exactly
 from shoal.engine.transport.listener import Connections, Peer
 from shoal.engine.transport.messages.base import read
@@ -50,7 +54,6 @@ from shoal.engine.transport.messages.shard import (
     FROM_SHARD,
     Has,
     Moving,
-    Ordered,
     ShardCalls,
 )
 from shoal.engine.transport.messages.standby import Took
@@ -62,19 +65,9 @@ from shoal.engine.transport.messages.worker_to_server import (
     Snapshot,
     WorkerRequest,
 )
-from shoal.engine.transport.shared_memory import Slot, SlotOffer, tag_of
 from shoal.wire.frames import BadFrame, Head
 
 SEE_OFF_S = 1.0  # most time for which a hung worker delays the end of a run
-JOINED_AGAIN = "it joined again"
-
-
-class Pending(NamedTuple):
-    """A message of which other servers lack some parts."""
-
-    event: WorkerSays
-    session: WorkerSession
-    blob: bytes
 
 
 @final
@@ -97,9 +90,9 @@ class Primary(BaseServer):
     ) -> None:
         super().__init__(spec, connections, handover, environment)
         self._began = self._clock() - self.replica.at
-        self._arrivals = Arrivals(spec.others)
-        self._pending: dict[int, Pending] = {}
-        self._shards: dict[int, Peer] = {}
+        self._split_messages = SplitMessages(spec.others)
+        self._shards = ShardPeers(spec.others, connections, self._replication)
+        self._slots = WorkerSlots(spec, self._replication)
 
     # -------------------------------------------------------------- the loop
 
@@ -146,10 +139,11 @@ class Primary(BaseServer):
         pause_s = now - before
         self._straggler_timeout.forgive(self._replication.stalled_s())
         waiting = self._replication.waiting
-        is_whole = len(self._shards) == len(self.spec.others)
+        is_whole = self._shards.are_complete
         for session in list(self.replica.sessions.values()):
             peer = self._workers.get(session.rank)
-            if peer in waiting or (not is_whole and session.rank in self._pending):
+            waits = not is_whole and self._split_messages.waits(session.rank)
+            if peer in waiting or waits:
                 session.liveness.answered(now)  # it will be, when another server can
             elif peer is not None and peer.channel.has_moved():
                 session.liveness.moves(now)
@@ -200,8 +194,7 @@ class Primary(BaseServer):
         at = round(self._clock() - self._began, 6)
         self._replication.log(event, at, session, blob)
         entry = self.replica.enter(event, at)
-        for shard in list(self._shards.values()):
-            self._send_entry(shard, entry)
+        self._shards.send(entry)
         self._carry_out(self.replica.handle(entry, blob))
         if self.spec.rules.quorum:
             self._straggler_timeout.look(
@@ -231,8 +224,7 @@ class Primary(BaseServer):
                 is_hung=is_hung,
             )
         )
-        self._pending.pop(session.rank, None)
-        self._arrivals.forget((session.rank, session.incarnation))
+        self._split_messages.forget(session.rank, session.incarnation)
         session.buffers.close()
 
     # ------------------------------------------------------------- messages
@@ -244,7 +236,9 @@ class Primary(BaseServer):
         elif kind == Rejoin.kind:
             self._take_back(peer, Rejoin.parse(head))
         elif kind == ShardCalls.kind and peer.channel.is_commander:
-            self._take_shard(peer, ShardCalls.parse(head))
+            message = ShardCalls.parse(head)
+            lacking = self.replica.event_log.after(message.have)
+            self._shards.add(peer, message.number, lacking)
         else:
             return False
         return True
@@ -268,14 +262,15 @@ class Primary(BaseServer):
             )
         )
         [rank] = replica.sessions.keys() - before
-        self._attach(peer, replica.sessions[rank])
+        session = replica.sessions[rank]
+        self._attach(peer, session)
         # Other workers may move the center before this one is ready; it gets the center
         # again then (`Member.is_stale`).
         center = replica.center
         welcome = Welcome(
             rank=rank,
             incarnation=peer.incarnation,
-            slot=self._offer(peer, wants_slot=message.wants_slot),
+            slot=self._slots.offer(peer, session, wants_slot=message.wants_slot),
             state=replica.state(),
         )
         self._replication.send(
@@ -298,52 +293,15 @@ class Primary(BaseServer):
             self._refuse(peer, "it has no place in the run any more")
             return
         self._attach(peer, session)
-        slot = self._offer(peer, wants_slot=message.wants_slot)
+        slot = self._slots.offer(peer, session, wants_slot=message.wants_slot)
         self._connections.send(peer, WelcomeBack(slot=slot))
-
-    def _offer(self, peer: Peer, *, wants_slot: bool) -> SlotOffer | None:
-        """Makes shared memory for a worker that can map it, with its last message."""
-        sizes = self.spec.sizes
-        tag = tag_of(self.spec.secret)
-        made = Slot.make(sizes.slot_bytes, tag) if wants_slot else None
-        if made is None:
-            return None
-        slot, _ = made
-        peer.offer = Buffers(sizes, slot)
-        session = self.replica.sessions[peer.rank]
-        if session.question:
-            peer.offer.up[:] = session.buffers.up
-        return slot.offer
-
-    def _settle(self, peer: Peer, *, is_shared: bool) -> None:
-        """Records whether the worker has mapped its slot, and drops the slot's name."""
-        if peer.is_settled:
-            raise BadFrame("a slot that is settled already")
-        offer, peer.offer = peer.offer, None
-        session, peer.is_settled = self.replica.sessions[peer.rank], True
-        if offer is None or offer.slot is None or not is_shared:
-            strategy = self.spec.strategy
-            peer.vector_codec = vector_codec = connection_codec(
-                session.buffers, strategy, is_server=True
-            )
-            peer.channel.inbox = (
-                session.buffers.up if vector_codec is None else vector_codec.landing
-            )
-            if offer is not None:
-                offer.close()
-            return
-        offer.slot.unlink()
-        if session.question:
-            # A worker that comes back may ask for its last answer again.
-            offer.down[:] = session.buffers.down
-        before, session.buffers = session.buffers, offer
-        before.close()
-        self._replication.offer_slot(session)
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         if head["kind"] == SlotSettled.kind:
             exactly(body, 0, "a word without any")
-            self._settle(peer, is_shared=SlotSettled.parse(head).is_shared)
+            session = self.replica.sessions[peer.rank]
+            is_shared = SlotSettled.parse(head).is_shared
+            self._slots.settle(peer, session, is_shared=is_shared)
             return
         request = WorkerRequest.parse(head)
         if not peer.is_settled:
@@ -389,7 +347,7 @@ class Primary(BaseServer):
                 target[:] = vectors
         if not is_snapshot:
             exactly(rest, 0, "more than vectors")
-        blob, who = rest if is_snapshot else b"", (peer.rank, peer.incarnation)
+        blob = rest if is_snapshot else b""
         event = WorkerSays(
             rank=session.rank,
             incarnation=session.incarnation,
@@ -399,31 +357,10 @@ class Primary(BaseServer):
         )
         if not has_vectors:
             self._do(event, None, blob)
-        elif self._arrivals.has_all(who, event.question):
+        elif self._split_messages.add(SplitMessage(event, session, blob)):
             self._do(event, session, blob)
-        else:
-            # It is no event before every shard has its part: what is ordered can be
-            # carried out everywhere, also when the worker is lost by then (decision
-            # 21).
-            self._pending[peer.rank] = Pending(event, session, bytes(blob))
 
     # ---------------------------------------------------------- other servers
-
-    def _take_shard(self, peer: Peer, message: ShardCalls) -> None:
-        """Accepts a shard, and sends it the entries that it lacks."""
-        number = message.number
-        if number not in self.spec.others:
-            raise BadFrame(f"shard {number} of {self.spec.shards}")
-        before = self._shards.pop(number, None)
-        if before is not None:
-            self._connections.drop(before, JOINED_AGAIN)
-        peer.role, peer.rank = "shard", number
-        self._shards[number] = peer
-        for entry in self.replica.event_log.after(message.have):
-            self._send_entry(peer, entry)
-
-    def _send_entry(self, peer: Peer, entry: LogEntry) -> None:
-        self._replication.send(peer, Ordered(**entry._asdict()))
 
     def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
         shard, sessions = peer.rank, self.replica.sessions
@@ -439,23 +376,18 @@ class Primary(BaseServer):
             case Has(rank=rank, incarnation=incarnation, question=question):
                 session = sessions.get(rank)
                 if session is not None and session.incarnation == incarnation:
-                    self._arrivals.note(shard, (rank, incarnation), question)
-                    self._enter((rank, incarnation))
+                    self._split_arrived(shard, rank, incarnation, question)
 
-    def _enter(self, who: tuple[int, int]) -> None:
-        """Enters a message when all of its parts have arrived."""
-        rank, incarnation = who
-        pending = self._pending.get(rank)
-        if pending is None or pending.session.incarnation != incarnation:
-            return
-        event, session, blob = pending
-        if self._arrivals.has_all(who, event.question):
-            del self._pending[rank]
-            self._do(event, session, blob)
+    def _split_arrived(
+        self, shard: int, rank: int, incarnation: int, question: int
+    ) -> None:
+        """Handles a message when all of its parts have arrived."""
+        complete = self._split_messages.arrived(shard, rank, incarnation, question)
+        if complete is not None:
+            self._do(complete.event, complete.session, complete.blob)
 
     def _other_gone(self, peer: Peer) -> None:
-        if self._shards.get(peer.rank) is peer:
-            del self._shards[peer.rank]
+        self._shards.gone(peer)
 
     # ------------------------------------------------------------ controller
 

@@ -8,15 +8,14 @@ sequencer's instructions on the center.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from shoal.engine.coordination.instructions import Instruction, PushMetadata, Respond
 from shoal.engine.coordination.interpreter import Interpreter
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.timeouts import LivenessTimeout
+from shoal.engine.server.callback_changes import CallbackChanges
 from shoal.engine.server.center import Center
 from shoal.engine.server.effects import AnswerWorker, Effect, Raise
 from shoal.engine.server.event_log import EventLog, LogEntry
@@ -24,8 +23,9 @@ from shoal.engine.server.pending_requests import PendingRequests
 from shoal.engine.server.reports import ReportBuffer
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
+from shoal.engine.server.strategy_calls import StrategyCalls
 from shoal.engine.transport.buffers import Buffers
-from shoal.engine.transport.changes import STATISTICS, Changes
+from shoal.engine.transport.changes import Changes
 from shoal.engine.transport.messages.base import (
     Report,
 )
@@ -83,16 +83,11 @@ from shoal.engine.transport.messages.worker_to_server import (
     Snapshot,
 )
 from shoal.strategies.base import Facts
-from shoal.vectors import Vector
 
 UNGROUPED = (
     "workers cannot average gradients among themselves; the logs of the workers say "
     "why. From now on the server does it, as with collective='server'."
 )
-
-
-class StrategyFailed(Exception):
-    """The strategy's own code raised; its text is for the user."""
 
 
 @final
@@ -126,6 +121,10 @@ class Replica(Interpreter):
         self.center = Center(spec.strategy, *start)
         self.learning_rate = spec.learning_rate
         self.changes = Changes(dict(spec.changes.found))
+        self._callback_changes = CallbackChanges(
+            self.changes, self.center, is_told_here=not spec.shard
+        )
+        self._strategy_calls = StrategyCalls(self.center, self._callback_changes)
         self._nan_status = NanStatus.FINITE
         if restart is not None:
             restart.fill(self.center, self.report_buffer.epoch_totals)
@@ -190,8 +189,7 @@ class Replica(Interpreter):
         """
         for name, value in found["plain"].items():
             setattr(self, name, value)
-        self.changes.found.clear()  # in place: pending requests have the same object
-        self.changes.found.update(found["changes"])
+        self._callback_changes.replace(found["changes"])
         self.center.thaw(found["center"])
         self.report_buffer.thaw(found["teller"])
         self._pending_requests.thaw(found["wants"])
@@ -305,7 +303,7 @@ class Replica(Interpreter):
                 self._tell(WorkerReady(rank=rank, incarnation=incarnation))
                 self._carry_out(self.sequencer.ready(*who))
             case Snapshot():
-                self._refresh(session)
+                self._callback_changes.correct(session)
                 self._carry_out(
                     self._pending_requests.published(
                         self.sequencer, session, bytes(blob)
@@ -381,76 +379,25 @@ class Replica(Interpreter):
         self._tell(RolledBack(lineage=lineage, clock=clock, committed=committed))
 
     def _apply(self, rank: int, facts: Facts) -> None:
-        session = self.sessions[rank]
-        buffers = session.buffers
-        self._refresh(session)
-        with self._strategy_at_work():
-            self.center.apply(
-                rank,
-                buffers.message,
-                buffers.message_statistics,
-                facts,
-                buffers.reply,
-            )
+        self._strategy_calls.apply(self.sessions[rank], facts)
         self._note({rank: facts})
 
     def _merge(
         self, facts: dict[int, Facts], replied_to: Sequence[int], *, is_grouped: bool
     ) -> None:
-        bulks = {rank: self.sessions[rank].buffers for rank in facts}
-        for rank in facts:
-            self._refresh(self.sessions[rank])
-        # Under gradient exchange workers without rows in the round get its mean too.
-        targets = [self.sessions[rank].buffers for rank in replied_to]
-
-        def write(rank: int, part: slice, values: Vector) -> None:
-            for buffers in targets if rank < 0 else [bulks[rank]]:
-                buffers.reply[part] = values
-
-        statistics = {
-            rank: buffers.message_statistics for rank, buffers in bulks.items()
-        }
-        if is_grouped:  # the workers have averaged their vectors
-            self.center.merge_statistics(statistics, facts)
-        else:
-            with self._strategy_at_work():
-                messages = {rank: buffers.message for rank, buffers in bulks.items()}
-                self.center.merge(messages, statistics, facts, write)
+        self._strategy_calls.merge(
+            self.sessions, facts, replied_to, is_grouped=is_grouped
+        )
         pushes = (self.sessions[rank].push for rank in facts)
         self._nan_status = max(
             (push.nan_status for push in pushes if push), default=NanStatus.FINITE
         )
         self._note(facts)
 
-    def _refresh(self, session: WorkerSession) -> None:
-        """Keeps a callback's change that came after the worker began to compute."""
-        values = self.center.statistics
-        if not values.size:
-            return
-        for key, value in self.changes.after(session.told, session.adopted).of(
-            STATISTICS
-        ):
-            part = slice(key.number, key.number + value.size)
-            session.buffers.message_statistics[part] = values[part]
-
     def _note(self, found: dict[int, Facts]) -> None:
         self.report_buffer.note(self.sessions, found, self.at, self.sequencer.version)
         if self.sequencer.is_in_step:
             self.report_buffer.flush()  # all wait for the controller
-
-    @contextmanager
-    def _strategy_at_work(self) -> Generator[None]:
-        """Ends the run at a strategy's error: the samples are committed already."""
-        try:
-            yield
-        except Exception as error:
-            name = self.spec.strategy.name
-            raise StrategyFailed(
-                f"strategy {name!r} raised {type(error).__name__}: {error} on the "
-                "server. Its arithmetic must take every message of its own workers. "
-                "Correct the strategy, with the laws of shoal.testing perhaps; its "
-                f"traceback:\n{traceback.format_exc()}"
-            ) from error
 
     def _respond(self, answer: Respond) -> None:
         session = self.sessions[answer.rank]
@@ -461,7 +408,8 @@ class Replica(Interpreter):
                 buffers.reply[:] = self.center.vector
             buffers.reply_statistics[:] = self.center.statistics
         blob = self.blob if answer.body == "snapshot" else b""
-        changes = b"" if answer.kind == "again" else self._untold(session)
+        untold = self._callback_changes.untold
+        changes = b"" if answer.kind == "again" else untold(session)
         message = ANSWERS[answer.kind](
             body=answer.body,
             pieces=answer.pieces,
@@ -473,15 +421,6 @@ class Replica(Interpreter):
             state=self.state(),
         )
         self._say(session, message, blob + changes)
-
-    def _untold(self, session: WorkerSession) -> bytes:
-        """Returns the callback changes that this worker has not got yet."""
-        # Number 0 sends all that is no part of a vector (decision 21).
-        if self.spec.shard or session.told == self.changes.serial:
-            return b""
-        found = self.changes.after(session.told, session.adopted)
-        session.told = session.adopted = self.changes.serial
-        return found.pack()
 
     def _say(
         self, session: WorkerSession, message: ToWorker, blob: bytes = b""
@@ -505,19 +444,13 @@ class Replica(Interpreter):
 
     # ------------------------------------------------------------ controller
 
-    def _change(self, blob: bytes | memoryview) -> None:
-        """Records a callback's change; shards only learn that there is one."""
-        fresh = self.changes.absorb(Changes.read(blob))
-        if self.center.statistics.size:
-            fresh.write_statistics(self.center.statistics)
-            self._pending_requests.change(fresh)
-
     def _obey(self, command: RunCommand, blob: bytes | memoryview) -> None:
         match command:
             case SetLearningRate(value=value):
                 self.learning_rate = value
             case ChangeModel():
-                self._change(blob)
+                fresh = self._callback_changes.absorb(blob)
+                self._pending_requests.change(fresh)
             case _:
                 self._carry_out(self._asked_for(command))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from shoal.engine.coordination.timeouts import PAUSE_S, TIMES, StragglerTimeout
-from shoal.engine.server.replica import Replica, StrategyFailed
+from shoal.engine.server.replica import Replica
 from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.heartbeat import SLOWEST

@@ -23,12 +23,13 @@ from shoal.engine.server.effects import (
     TellController,
 )
 from shoal.engine.server.primary import Primary
-from shoal.engine.server.replica import Replica, StrategyFailed
+from shoal.engine.server.replica import Replica
 from shoal.engine.server.replication import FailoverState, WaitingPeer
 from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.shard import ShardServer
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import unpack
+from shoal.engine.server.strategy_calls import StrategyFailed
 from shoal.engine.transport.fields import WRONG, exactly
 from shoal.engine.transport.listener import Connections, Listener, Peer
 from shoal.engine.transport.messages.base import by_kind, read
