@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.controller.controller import Controller, ControllerSpec
+from shoal.engine.controller.controller import Controller
+from shoal.engine.controller.spec import ControllerSpec
 from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.restart_policy import RestartPolicy
 from shoal.engine.coordination.sequencer import Sequencer
@@ -131,7 +132,7 @@ def test_epochs_after_the_checkpoint_are_trained_again(
     for epoch in range(4):
         end(epoch)
     assert told == [0, 1, 2, 3, 4]
-    controller._is_halted = is_halted
+    controller._standing.is_halted = is_halted
     resume_point: Any = SimpleNamespace(
         server=SimpleNamespace(restart=restart(complete=2), rules=RULES)
     )

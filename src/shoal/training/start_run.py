@@ -16,8 +16,9 @@ from shoal.backends.base import ComputeSpec, Mass, RateScaling
 from shoal.backends.fixed import most_bytes, size_bytes
 from shoal.data import Source
 from shoal.data.chunks import first_rows
-from shoal.engine.controller.controller import Controller, ControllerSpec
+from shoal.engine.controller.controller import Controller
 from shoal.engine.controller.process_pool import ProcessPool
+from shoal.engine.controller.spec import ControllerSpec
 from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.restart_policy import RestartPolicy
 from shoal.engine.server.records import Rescue
@@ -169,7 +170,7 @@ def train(
     driver.fetch_by(controller.center)
     origin = Origin()
     try:
-        driver.evaluator = evaluator_of(plan, work, options, run)
+        driver.validation.evaluator = evaluator_of(plan, work, options, run)
         pool.run = run.id if run.url else ""
         pool.change_environment(worker_environment)
         pool.echo(driver.echo if options.echo else None)
@@ -199,8 +200,7 @@ def train(
         raise
     finally:
         with undisturbed():
-            if driver.evaluator is not None:
-                driver.evaluator.close()
+            driver.validation.close()
             controller.close()
             if own:
                 pool.close()

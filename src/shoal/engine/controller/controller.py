@@ -8,20 +8,21 @@ and the observer's wishes into commands.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Never, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
+from shoal.engine.controller.checkpoint_schedule import CheckpointSchedule
+from shoal.engine.controller.inbox import Inbox
 from shoal.engine.controller.observer import EpochsInOrder, Observer
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.controller.resume_point import ResumePoint
-from shoal.engine.controller.servers import GRACE_S, Message, ServerGone
+from shoal.engine.controller.servers import GRACE_S, ServerGone
 from shoal.engine.controller.settings import CallbackSettings
 from shoal.engine.controller.shared_servers import SharedServers
+from shoal.engine.controller.spec import ControllerSpec
+from shoal.engine.controller.standing_commands import StandingCommands
 from shoal.engine.controller.supervisor import WorkerSupervisor
-from shoal.engine.coordination import restart_policy
+from shoal.engine.controller.worker_errors import error_of
 from shoal.engine.server.checkpoint import OptimizerSnapshot, read_restart
 from shoal.engine.server.records import Rescue
 from shoal.engine.server.reports import read_center, read_epoch, read_records
@@ -31,15 +32,11 @@ from shoal.engine.transport.messages.base import (
 )
 from shoal.engine.transport.messages.controller_to_server import (
     AskCenter,
-    AskCheckpoint,
     AskState,
     Command,
-    Expect,
     Finish,
-    Halt,
     Proceed,
     Stop,
-    WorkerEnded,
 )
 from shoal.engine.transport.messages.server_to_controller import (
     Broken,
@@ -61,49 +58,17 @@ from shoal.engine.transport.messages.state_reports import (
 from shoal.engine.transport.messages.worker_reports import Failed, NanReport
 from shoal.engine.worker import nan_policy
 from shoal.engine.worker.spec import WorkerSpec
-from shoal.errors import ClusterError, DataError, ShoalError, WorkerFailed
-from shoal.interruption import Deadline, check
-from shoal.plan.often import Often
+from shoal.errors import ClusterError, ShoalError
+from shoal.interruption import check
 from shoal.vectors import Vector
 
-__all__ = ["Controller", "ControllerSpec", "ServerGone"]
+__all__ = ["Controller", "ServerGone"]
 
-POLL_S = 0.1
-SNAPSHOT_S = 5.0  # between snapshots of workers, which are taken in turn
 STATE_TIMEOUT_S = 20.0
 SLOW_BYTES_S = 10e6  # a slow link over which a worker's state may come
 CENTER_TIMEOUT_S = 2.0
 RESCUE_S = 0.8  # for each request after Ctrl-C
 R = TypeVar("R", bound=Report)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControllerSpec:
-    """The parts of the plan that the controller needs.
-
-    Args:
-        workers: Number of processes.
-        policy: Policy for lost processes.
-        first_epoch: The first epoch of the run.
-        epochs: The epoch before which it ends.
-        log: Returns the path of a worker's log, None for no log.
-        often: Interval of checkpoints.
-        has_standby: A second server has the state of the first one.
-        spares: Processes that wait for the loss of a worker.
-        servers: Number of servers that share the vector.
-        growth: Workers that are added when a machine has room for them.
-    """
-
-    workers: int
-    policy: restart_policy.RestartPolicy
-    first_epoch: int
-    epochs: int
-    log: Callable[[int], Path | None]
-    often: Often
-    has_standby: bool = False
-    spares: int = 0
-    servers: int = 1
-    growth: int = 0
 
 
 class Controller:
@@ -123,7 +88,7 @@ class Controller:
         self._settings = CallbackSettings(observer, self._command)
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
         self._supervisor = WorkerSupervisor(
-            pool, job.policy, job.log, observer, self._tell_of_workers, job.spares
+            pool, job.policy, job.log, observer, self._command, job.spares
         )
         self._servers = SharedServers(
             pool,
@@ -134,16 +99,11 @@ class Controller:
             has_standby=job.has_standby,
             on_succession=self._repeat,
         )
-        self._is_halted = False
+        self._inbox = Inbox(self._servers, self._watch)
+        self._standing = StandingCommands()
+        self._schedule = CheckpointSchedule(job.often, self._clock())
         self._resume_point: ResumePoint | None = None
-        self._opened: int | None = None
         self._gone: ServerGone | None = None
-        self._expected: int | None = None
-        self._asked: AskCenter | AskState | None = None
-        self._checkpointed, self._samples = self._clock(), 0
-        self._wants_checkpoint = False
-        self._asked_snapshot = self._clock()
-        self._backlog: deque[Message] = deque()
 
     def __enter__(self) -> Controller:
         return self
@@ -210,7 +170,7 @@ class Controller:
         began, self._gone = self._clock(), None
         self._observer.on_event(event, reason=str(error).partition(". ")[0])
         # Reports that were not handled are of a lineage that ends here.
-        self._backlog.clear()
+        self._inbox.drop()
         self._supervisor.recall()
         self._settings.reached(-1)
         if resume_point.server.restart is None:
@@ -232,32 +192,18 @@ class Controller:
         restart, upcoming = resume_point.server.restart, self._job.first_epoch
         if restart is not None:
             upcoming = restart.open_sequencer(resume_point.server.rules).upcoming
-        # An epoch whose end was reported is trained again if the checkpoint is older.
-        # `_keep_epoch` does not report its end a second time.
-        if self._opened is not None:
-            self._opened = min(self._opened, upcoming)
+        # `_keep_epoch` does not report the end of an epoch a second time.
+        self._standing.go_back(upcoming)
 
     def _halt(self) -> None:
-        """Sends `Halt` to a server, if a callback wants to stop.
-
-        It waits while an epoch is trained again whose end was reported.
-        """
-        is_behind = self._opened is not None and self._opened < self._epochs.next
-        if self._is_halted and not is_behind:
-            self._command(Halt())
+        """Sends `Halt`, if a callback wants to stop and the server can be told."""
+        self._command_all(self._standing.halts(self._epochs.next))
 
     def _repeat(self) -> None:
         """Repeats commands that the lost server may not have handled."""
-        if self._expected is not None:
-            self._command(Expect(workers=self._expected))
-        if self._opened is not None:
-            self._command(Proceed(epoch=self._opened))
-        self._halt()
+        self._command_all(self._standing.of_run(self._epochs.next))
         self._settings.repeat()
-        if self._asked is not None:
-            self._command(self._asked)
-        if self._wants_checkpoint:
-            self._command(AskCheckpoint())
+        self._command_all(self._standing.requests())
 
     def _turn(self) -> None:
         """Handles one message, or looks after the processes if there is none."""
@@ -265,29 +211,17 @@ class Controller:
         check()
         if self._gone is not None:
             raise self._gone
-        if self._backlog:  # put aside by `_ask`: these came first
-            self._hear(*self._backlog.popleft())
-        else:
-            message = self._servers.receive(POLL_S)
-            if message is not None:
-                self._hear(*message)
+        message = self._inbox.next()
+        if message is not None:
+            self._hear(*message)
         if not self._epochs.are_over:
             self._watch()
-            if self._job.often.is_due(self._samples, self._checkpointed):
+            if self._schedule.is_due:
                 self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Requests all that another server needs; it comes when it is ready.
-
-        Regularly it also requests the optimizer's state of one more worker, which
-        becomes part of the next checkpoint.
-        """
-        self._checkpointed, self._samples = self._clock(), 0
-        self._wants_checkpoint = True
-        is_due = self._checkpointed - self._asked_snapshot >= SNAPSHOT_S
-        if is_due:
-            self._asked_snapshot = self._checkpointed
-        self._command(AskCheckpoint(wants_snapshot=is_due))
+        """Requests all that another server needs; it comes when it is ready."""
+        self._command(self._schedule.request(self._clock()))
 
     def _watch(self) -> None:
         check()
@@ -332,7 +266,7 @@ class Controller:
         """Handles a worker's report."""
         said = report.said
         if isinstance(said, Failed):
-            self._failed(report.rank, said)
+            raise error_of(report.rank, said)
         self._observer.on_event(said.kind, **report.to_json())
         if isinstance(said, NanReport):
             self._not_finite(report.rank, said)
@@ -344,7 +278,7 @@ class Controller:
             self._resume_point.keep_lineage(lineage)
 
     def _keep_restart(self, report: RestartState, body: memoryview) -> None:
-        self._wants_checkpoint = False
+        self._standing.checkpoint_came()
         if self._resume_point is not None:
             restart = read_restart(report, body)
             self._observer.on_checkpoint(self._resume_point.keep(restart))
@@ -361,12 +295,12 @@ class Controller:
     def _keep_records(self, report: Exchanges, body: memoryview) -> None:
         records, sums = read_records(report, body)
         self._settings.reached(max((r.version for r in records), default=-1))
-        self._samples += sum(record.samples for record in records)
+        self._schedule.count(sum(record.samples for record in records))
         self._observer.on_records(records, sums)
         self._settings.tell()
         wants_stop = self._observer.wants_stop
-        if wants_stop and not self._is_halted and not self._epochs.are_over:
-            self._is_halted = True
+        if wants_stop and not self._standing.is_halted and not self._epochs.are_over:
+            self._standing.is_halted = True
             self._halt()
         # After the callbacks: a step that was not begun is not taken.
         self._settings.pace()
@@ -392,22 +326,6 @@ class Controller:
             text = nan_policy.describe(rank, found)
             self._replace_server(ServerGone(text), "rolling_back")
 
-    def _failed(self, rank: int, failed: Failed) -> Never:
-        where = f"worker {rank} at step {failed.step:,}"
-        if failed.is_data:
-            text = failed.error.removeprefix("DataError: ")
-            raise DataError(f"{where}: {text}.\n\n{failed.traceback}")
-        error = failed.error.rstrip(". \n")
-        gap = "\n" if "\n" in error else " "
-        raise WorkerFailed(
-            f"{where} raised {error}.{gap}"
-            "Code of the model, its layers, loss or metrics must run on workers as "
-            "it does here. Its traceback follows; correct it and call fit again.",
-            rank=rank,
-            step=failed.step,
-            traceback=failed.traceback,
-        )
-
     # --------------------------------------------------------------- epochs
 
     def _open(self, epoch: int) -> None:
@@ -418,7 +336,6 @@ class Controller:
 
     def _proceed(self, epoch: int) -> None:
         """Opens an epoch; without a barrier also the one after it."""
-        self._opened = epoch
         self._command(Proceed(epoch=epoch))
 
     def _keep_epoch(self, report: EpochEnded, body: memoryview) -> None:
@@ -446,37 +363,18 @@ class Controller:
             return 0.0
         return self._resume_point.server.sizes.frame_bytes / SLOW_BYTES_S
 
-    def _tell_of_workers(self, command: Expect | WorkerEnded) -> None:
-        if isinstance(command, Expect):
-            self._expected = command.workers
-        self._command(command)
-
     # ------------------------------------------------------------ questions
 
     def _ask(
         self, command: AskCenter | AskState, kind: type[R], timeout_s: float
     ) -> tuple[R, memoryview] | None:
         """Sends a request and waits; other messages are handled later."""
-        # Known to `_repeat`: a server that takes over is asked again.
-        self._asked = command
+        # Sent again by `_repeat`: a server that takes over is asked as well.
         self._command(command)
-        deadline = Deadline(timeout_s)
         try:
-            while deadline.left_s > 0:
-                check()
-                message = self._servers.receive(min(POLL_S, deadline.left_s))
-                if message is None:
-                    self._watch()
-                    continue
-                report, body = message
-                if isinstance(report, kind):
-                    return report, body
-                self._backlog.append(message)
-                if isinstance(report, WorkerTold) and isinstance(report.said, Failed):
-                    break  # the run ends with it
+            return self._inbox.wait_for(kind, timeout_s)
         finally:
-            self._asked = None
-        return None
+            self._standing.answered()
 
     def center(self) -> tuple[Vector, Vector] | None:
         """Requests the current center; returns None if no server answers in time."""
@@ -530,15 +428,18 @@ class Controller:
         """Ends the run for all processes, and handles their last messages."""
         self._command(Finish())
         self._command(Stop())
-        # The server reports its last exchanges when it stops.
-        self._backlog.extend(self._servers.last_words(GRACE_S))
-        for report, body in self._backlog:
+        for report, body in self._inbox.last(GRACE_S):
             if isinstance(report, Exchanges):
                 self._hear(report, body)
         self._pool.dismiss(self._supervisor.workers(), GRACE_S)
 
     def _command(self, command: Command, body: bytes = b"") -> None:
+        self._standing.note(command)
         self._servers.command(command, body)
+
+    def _command_all(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            self._command(command)
 
     def close(self) -> None:
         """Ends every process; safe to repeat."""
