@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -20,18 +19,19 @@ from shoal.engine.controller.observer import Observer
 from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.server.records import EpochEnd, Record, Rescue
 from shoal.engine.transport.changes import Changes, unstamped
-from shoal.models.exchange_means import ExchangeMeans
 from shoal.models.inspection import learning_rate_of, present_rate
-from shoal.models.metrics import MetricStates
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.training.best_model import BestModel
 from shoal.training.callback_list import open_list
 from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
 from shoal.training.changes import WEIGHTS, ModelChanges
+from shoal.training.committed_samples import CommittedSamples
 from shoal.training.copies import Copies
 from shoal.training.driver_options import DriverOptions
-from shoal.training.evaluator import Evaluator, Score
+from shoal.training.epoch_metrics import EpochMetrics
+from shoal.training.epoch_validation import EpochValidation, named
+from shoal.training.evaluator import Score
 from shoal.training.hooks import BatchHooks
 from shoal.training.in_step import InStep
 from shoal.training.progress import ProgressDisplay
@@ -79,21 +79,19 @@ class Driver(Observer):
         # Without a barrier, a worker's own state is of later steps.
         self._is_alone = plan.most_workers == 1 and plan.request.epoch_barrier
         self._user = UserModel(model, facts.applied, is_alone=self._is_alone)
-        self._states = MetricStates.of(
-            model, logs=facts.step_logs, unmergeable=facts.unmergeable_metrics
-        )
-        self._means = ExchangeMeans(model, self._states)
-        self._kept = self._states.read_kept(model)
+        self._metrics = EpochMetrics(model, facts)
         self.follow(plan)
         self._copies = Copies()
         self._later: list[Record] = []
-        self._sums: dict[int, Sums] = {}
         self._best = BestModel(model, self._user, run)
         self._watch = ModelChanges(model, self._warn, self._user.keep_came)
         self._newest: Callable[[], tuple[Vector, Vector] | None] = lambda: None
-        self.evaluator: Evaluator | None = None
-        """The validation process, if there is one."""
-        self._committed: Counter[int] = Counter()
+        self.validation = EpochValidation(
+            options,
+            self._user,
+            self._watch.watching_states if self._is_alone else nullcontext,
+            self._take_score,
+        )
         self._clock = RunClock()
         self.first_step: float | None = None
         """Monotonic seconds when the first step had been taken."""
@@ -125,6 +123,7 @@ class Driver(Observer):
     def follow(self, plan: Plan) -> None:
         """Sets the plan of the run, or another one before its first epoch."""
         self._plan, self._order = plan, plan.order()
+        self._committed = CommittedSamples(self._order, plan.models)
         self._progress = ProgressDisplay(plan, self._options.verbose)
         self._epoch = _Epoch(number=plan.request.initial_epoch)
 
@@ -159,11 +158,9 @@ class Driver(Observer):
             self._watch.write_later(known)
         self._best.value = diary.best
         self._epoch = _Epoch(number=diary.epoch)
-        self._means.forget((diary.epoch, diary.epoch + 1))
+        self._metrics.forget((diary.epoch, diary.epoch + 1))
         give_back(self.callbacks.callbacks, diary.callbacks, self._user.frozen)
-        if len(diary.kept):
-            self._kept = np.asarray(diary.kept, np.float64)
-            self._states.write_kept(self._model, self._kept)
+        self._metrics.restore(diary.kept)
         history = self._history
         history.history = {name: list(v) for name, v in diary.history.items()}
         history.epoch = list(diary.epochs)
@@ -186,7 +183,7 @@ class Driver(Observer):
         """Reports epochs whose validation is lost; the history has NaN there."""
         if not epochs:
             return
-        for name in self._states.results(self._model, np.zeros(self._states.size)):
+        for name in self._metrics.names():
             values = self._history.history.setdefault(f"val_{name}", [])
             values += [math.nan] * len(epochs)
         named = ", ".join(str(epoch + 1) for epoch in epochs)
@@ -208,7 +205,7 @@ class Driver(Observer):
             optimizer_state: State of the asked worker, None to keep that of the last
                 epoch.
         """
-        self._await_scores()
+        self.validation.wait(self._progress.awaiting)
         self._restore_state(optimizer_state)
         self._count_overrun()
         self._user.finalize(self._ticks())
@@ -220,20 +217,11 @@ class Driver(Observer):
             self._progress.say(advice)
         return self._model.history
 
-    def _await_scores(self) -> None:
-        """Waits for pending scores, one by one, and shows what it waits for.
-
-        A score that has come is kept, even if the next one fails.
-        """
-        while self.evaluator is not None and (waiting := self.evaluator.waiting):
-            self._progress.awaiting(waiting[0])
-            self._take(self.evaluator.drain(len(waiting) - 1))
-
     def interrupt(self, rescue: Rescue | None) -> str:
         """Handles Ctrl-C: the model takes the center; returns a line for the user."""
         ended = self._epoch.number + self._epoch.is_over
-        samples = sum(rows for e, rows in self._committed.items() if e < ended)
-        ticks = self._ticks_before(ended)
+        samples = self._committed.before(ended)
+        ticks = self._committed.steps_before(ended)
         if rescue is not None:
             self.adopt(rescue.vector, rescue.statistics)
             ticks, samples = rescue.clock, rescue.samples
@@ -275,7 +263,7 @@ class Driver(Observer):
     def _count_overrun(self) -> None:
         """Reports samples of epochs that a stopped run does not count any more."""
         after = self._epoch.number
-        samples = sum(rows for e, rows in self._committed.items() if e > after)
+        samples = self._committed.after(after)
         if self._epoch.is_over and samples:
             self._run.event("overrun", samples=samples, epoch=after)
             self._progress.say(
@@ -296,14 +284,7 @@ class Driver(Observer):
 
     def _ticks(self) -> int:
         """Returns the steps plain Keras would have counted by this epoch's end."""
-        return self._ticks_before(self._epoch.number + 1)
-
-    def _ticks_before(self, epoch: int) -> int:
-        order, models = self._order, self._plan.models
-        committed = self._committed.items()
-        return sum(
-            order.steps_within(e, n // models) for e, n in committed if e < epoch
-        )
+        return self._committed.steps_before(self._epoch.number + 1)
 
     def fetch_by(self, newest: Callable[[], tuple[Vector, Vector] | None]) -> None:
         """Takes the center for hooks from what follows the run, which needs this.
@@ -319,15 +300,14 @@ class Driver(Observer):
 
     def rehearse(self) -> None:
         """Compiles the computation of metrics while the process is idle."""
-        self._states.results(self._model, np.zeros(self._states.size))
+        self._metrics.names()
 
     # ------------------------------------------------------------- observing
 
     def on_turn(self) -> None:
         """Lets the user's process handle signals and the like."""
         self._options.on_turn()
-        if self.evaluator is not None:
-            self._take(self.evaluator.poll())
+        self.validation.poll()
 
     def on_event(self, kind: str, **fields: Any) -> None:
         """Records an event and shows important ones at once."""
@@ -335,9 +315,7 @@ class Driver(Observer):
             self._copies.take(**fields)
             return
         if kind == "rollback":
-            counts = fields["committed"]
-            self._committed = Counter({int(e): n for e, n in counts.items()})
-            self._means.forget(epoch for epoch, n in self._committed.items() if n)
+            self._metrics.forget(self._committed.roll_back(fields["committed"]))
         self._run.event(kind, **fields)
         self._progress.event(kind, fields)
 
@@ -357,17 +335,11 @@ class Driver(Observer):
                 self.callbacks.callbacks, self._user.frozen
             ),
             changes=self.changes.pack(),
-            unscored=[] if self.evaluator is None else self.evaluator.waiting,
-            kept=self._kept_now().tolist() if self._states.has_kept else (),
-            samples=sum(self._committed.values()),
+            unscored=self.validation.waiting,
+            kept=self._metrics.kept(is_over=self._epoch.is_over),
+            samples=self._committed.total,
         )
         self._options.keep(ResumeState(restart=found, diary=diary))
-
-    def _kept_now(self) -> Any:
-        """Returns the metric states from which a resumed run continues."""
-        if self._epoch.is_over:
-            return self._states.read_kept(self._model)
-        return self._kept
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Begins an epoch for callbacks, before workers do."""
@@ -380,7 +352,7 @@ class Driver(Observer):
         )
         with self._watch.watching():
             self.callbacks.on_epoch_begin(epoch)
-        self._kept = self._states.read_kept(self._model)
+        self._metrics.begin_epoch()
         self._warn_of_changes()
         self._in_step.begin()
         self._watch.collect()
@@ -395,19 +367,18 @@ class Driver(Observer):
         times = self._clock.times([r.t for r in records], self._run.seconds)
         self._run.exchanges(
             [
-                {**self._means.of(r.epoch, r.sums), **r._asdict(), "t": t}
+                {**self._metrics.means_of(r), **r._asdict(), "t": t}
                 for r, t in zip(records, times, strict=True)
             ]
         )
-        self._sums.update(sums)
+        self._metrics.add(sums)
         if self.first_step is None and records:
             first = records[0]
             later_s = first.compute_s * (first.steps - 1) / max(1, first.steps)
             self.first_step = time.monotonic() - later_s
-            if self.evaluator is not None:
-                self.evaluator.start()
+            self.validation.start()
         for record in records:
-            self._committed[record.epoch] += record.samples
+            self._committed.add(record.epoch, record.samples)
         current = self._epoch.number
         self._later += [r for r in records if r.epoch > current]
         now = [r for r in records if r.epoch == current]
@@ -418,7 +389,7 @@ class Driver(Observer):
         """Passes exchanges of the current epoch to callbacks and progress."""
         if self._hooks.are_wanted:
             self._fetch()
-            before = self._ticks_before(self._epoch.number)
+            before = self._committed.steps_before(self._epoch.number)
             with self._in_step.hearing():
                 self._hooks.call(
                     records, self._logs_of, lambda s: self._reach(before + s)
@@ -455,9 +426,9 @@ class Driver(Observer):
 
     def _logs_of(self, record: Record) -> dict[str, float]:
         """Returns the epoch's metrics after an exchange, or the newest known ones."""
-        state = record.sums if record.sums is not None else self._sums.get(record.epoch)
-        if state is not None:
-            self._epoch.logs = self._states.results(self._model, self._kept + state)
+        logs = self._metrics.logs_of(record)
+        if logs is not None:
+            self._epoch.logs = logs
         return self._epoch.logs
 
     def on_epoch(self, end: EpochEnd) -> None:
@@ -466,12 +437,8 @@ class Driver(Observer):
         self._restore_state(end.optimizer_state)
         self._watch.write_later(end.changes)
         self._user.settle_steps(self._ticks())
-        counted = self._kept + end.metrics
-        logs = self._states.results(self._model, counted)
-        # A validation continues metric states, as in Keras.
-        self._states.write_kept(self._model, counted)
-        if self._validates(end.epoch):
-            logs.update(self._validated(end.epoch))
+        logs = self._metrics.end_epoch(end.metrics)
+        logs.update(self.validation.logs(end.epoch, self.callbacks))
         self._epoch.logs, self._epoch.is_over = logs, True
         numbers = {k: float(v) for k, v in logs.items() if np.ndim(v) == 0}
         self._progress.epoch_end(end.rows, numbers)
@@ -486,33 +453,15 @@ class Driver(Observer):
         )
         self._best.offer(self._plan.monitor, numbers)
 
-    def _validated(self, epoch: int) -> dict[str, Any]:
-        """Returns the validation's results; an asynchronous one is started instead."""
-        if self.evaluator is not None:
-            self._take(self.evaluator.ask(epoch, self._user.moved()))
-        elif self._options.validate is not None:
-            states = self._watch.watching_states() if self._is_alone else nullcontext()
-            with states:
-                found = self._options.validate(callbacks=self.callbacks)
-            return {f"val_{name}": value for name, value in found.items()}
-        return {}
-
-    def _take(self, scores: Sequence[Score]) -> None:
-        """Adds late scores to the results of their epochs."""
-        for score in scores:
-            found = {f"val_{name}": value for name, value in score.metrics.items()}
-            for name, value in found.items():
-                self._history.history.setdefault(name, []).append(value)
-            numbers = {k: float(v) for k, v in found.items() if np.ndim(v) == 0}
-            self._run.event("epoch_scored", epoch=score.epoch, metrics=numbers)
-            self._progress.epoch_scored(score.epoch, numbers)
-            self._best.offer_earlier(self._plan.monitor, numbers, score)
-
-    def _validates(self, epoch: int) -> bool:
-        freq = self._options.validation_freq
-        if isinstance(freq, int):
-            return (epoch + 1) % freq == 0
-        return epoch + 1 in freq
+    def _take_score(self, score: Score) -> None:
+        """Adds a late score to the results of its epoch."""
+        found = named(score.metrics)
+        for name, value in found.items():
+            self._history.history.setdefault(name, []).append(value)
+        numbers = {k: float(v) for k, v in found.items() if np.ndim(v) == 0}
+        self._run.event("epoch_scored", epoch=score.epoch, metrics=numbers)
+        self._progress.epoch_scored(score.epoch, numbers)
+        self._best.offer_earlier(self._plan.monitor, numbers, score)
 
     def _warn_of_changes(self) -> None:
         """Warns that workers ignore weights set by a callback."""
