@@ -73,7 +73,7 @@ class Monkey:
             if now < due + EVERY_S or due + EVERY_S - began > self.seconds:
                 continue
             due += EVERY_S
-            if roles := cast(living):
+            if roles := roles_of(living):
                 self._hit(roles, chance)
 
     @property
@@ -108,7 +108,7 @@ def children() -> list[psutil.Process]:
     return [child for _, _, child in sorted(found, key=lambda each: each[:2])]
 
 
-def cast(living: Sequence[psutil.Process]) -> list[tuple[str, psutil.Process]]:
+def roles_of(living: Sequence[psutil.Process]) -> list[tuple[str, psutil.Process]]:
     """The leader, the standby and the workers; processes that still start are left out.
 
     Args:

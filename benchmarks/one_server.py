@@ -95,24 +95,24 @@ class Client:
         has_cores: bool = False,
     ) -> None:
         self._pairs = InPairs(LONG)
-        self._member = ServerClient(
+        self._client = ServerClient(
             replace(server_address, wants_slot=has_slot),
             get(strategy),
             spread=self._pairs if has_cores else in_turn,
         )
         self.local: Vector = np.ones(server_address.sizes.vector, "f4")
         self._nothing = np.zeros(0, "f4")
-        self._member.ready()
+        self._client.ready()
 
     def exchange(self) -> None:
         """One message, and its reply."""
-        member = self._member
-        while not member.progress.pieces:
-            member.need()
-        piece: Piece = member.progress.pieces.popleft()
-        member.push_weights(self.local, self._nothing, [piece], 1)
+        client = self._client
+        while not client.progress.pieces:
+            client.need()
+        piece: Piece = client.progress.pieces.popleft()
+        client.push_weights(self.local, self._nothing, [piece], 1)
 
     def leave(self) -> None:
         """Closes the connection."""
-        self._member.leave()
+        self._client.leave()
         self._pairs.close()

@@ -85,35 +85,35 @@ def swap(old: Any, new: Any) -> None:
 
 def watched(file: Path, kind: type, fields: dict[str, Any]) -> Any:
     """Runs in a server's process when it reads its spec."""
-    from shoal.engine.server.checkpoint import pack_restart
+    from shoal.engine.server.checkpoint import pack_checkpoint
 
     def note(seconds: float) -> None:
         with file.open("a") as lines:
             lines.write(f"{seconds}\n")
 
-    swap(pack_restart, timed(pack_restart, note))
+    swap(pack_checkpoint, timed(pack_checkpoint, note))
     return kind(**fields)
 
 
 @contextmanager
 def watching(file: Path) -> Generator[Seen]:
     """Measures the functions of checkpoints, here and in the server's process."""
-    from shoal.engine.server.checkpoint import read_restart
+    from shoal.engine.server.checkpoint import read_checkpoint
 
     seen, keep = Seen(), Driver.on_checkpoint
-    read, kept = timed(read_restart, seen.read.append), timed(keep, seen.kept.append)
+    read, kept = timed(read_checkpoint, seen.read.append), timed(keep, seen.kept.append)
 
     def on_checkpoint(self: Driver, found: ServerCheckpoint) -> None:
         seen.at.append(time.perf_counter())
         kept(self, found)
 
-    swap(read_restart, read)
+    swap(read_checkpoint, read)
     Driver.on_checkpoint = on_checkpoint
     copyreg.pickle(ServerSpec, lambda spec: (watched, (file, ServerSpec, vars(spec))))
     try:
         yield seen
     finally:
-        swap(read, read_restart)
+        swap(read, read_checkpoint)
         Driver.on_checkpoint = keep
         copyreg.dispatch_table.pop(ServerSpec, None)
     seen.packed = [float(line) for line in file.read_text().split()]

@@ -199,7 +199,7 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
         for step in range(times):
             may[step].wait()
             began = time.perf_counter()
-            client.local = client._member.local + np.float32(1.0)
+            client.local = client._client.local + np.float32(1.0)
             client.exchange()
             seconds.append(time.perf_counter() - began)
             steps[step].set()

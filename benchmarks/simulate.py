@@ -19,11 +19,11 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import TypeAlias
 
 from tests.simulation import failover
-from tests.simulation.failover import Succession
-from tests.simulation.protocol import Fleet, Violation, draw
+from tests.simulation.failover import FailoverRun
+from tests.simulation.protocol import ProtocolRun, Violation, draw
 
 CHUNK = 250
-SUCCESSIONS = 10  # schedules without a standby for each one with
+PER_FAILOVER = 10  # schedules without a standby for each one with
 MOST_SHOWN = 10  # seeds that failed
 LABELS = {
     "events": "events",
@@ -46,7 +46,7 @@ LABELS = {
     "checkpoint": "checkpoints",
     "damaged": "checkpoints found damaged",
 }
-SUCCESSION_LABELS = {
+FAILOVER_LABELS = {
     "events": "events",
     "crash": "leading servers killed",
     "hang": "leading servers stopped",
@@ -68,15 +68,17 @@ Found: TypeAlias = tuple[Counter[str], dict[int, str]]
 
 def simulate(first: int, end: int) -> Found:
     """Runs the schedules of some seeds; returns event counts, and broken promises."""
-    return _run(first, end, lambda seed: Fleet(draw(seed)))
+    return _run(first, end, lambda seed: ProtocolRun(draw(seed)))
 
 
-def succeed(first: int, end: int) -> Found:
+def simulate_failovers(first: int, end: int) -> Found:
     """Runs the schedules of some seeds with a standby."""
-    return _run(first, end, lambda seed: Succession(failover.draw(seed)))
+    return _run(first, end, lambda seed: FailoverRun(failover.draw(seed)))
 
 
-def _run(first: int, end: int, make: Callable[[int], Fleet | Succession]) -> Found:
+def _run(
+    first: int, end: int, make: Callable[[int], ProtocolRun | FailoverRun]
+) -> Found:
     tally: Counter[str] = Counter()
     broken: dict[int, str] = {}
     for seed in range(first, end):
@@ -105,7 +107,7 @@ def simulate_all(
     """
     run, labels, option = simulate, LABELS, "--seed"
     if has_standby:
-        run, labels, option = succeed, SUCCESSION_LABELS, "--standby"
+        run, labels, option = simulate_failovers, FAILOVER_LABELS, "--standby"
     began, done, shown = time.perf_counter(), 0, 0
     tally: Counter[str] = Counter()
     broken: dict[int, str] = {}
@@ -143,7 +145,7 @@ def report(seed: int, why: str, option: str = "--seed") -> None:
     print(f"  python -m benchmarks.simulate {option} {seed}", flush=True)
 
 
-def replay(run: Fleet | Succession) -> int:
+def replay(run: ProtocolRun | FailoverRun) -> int:
     """Runs one schedule and prints each of its events.
 
     Returns:
@@ -170,9 +172,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if options.seed is not None:
-        sys.exit(replay(Fleet(draw(options.seed))))
+        sys.exit(replay(ProtocolRun(draw(options.seed))))
     if options.standby is not None:
-        sys.exit(replay(Succession(failover.draw(options.standby))))
+        sys.exit(replay(FailoverRun(failover.draw(options.standby))))
     first, end = map(int, options.seeds.split(":"))
     if end <= first:
         parser.error(
@@ -180,7 +182,7 @@ def main() -> None:
         )
     broken = simulate_all(first, end, options.processes)
     print("\nWith a standby, by real servers and workers:\n")
-    last = first + -(-(end - first) // SUCCESSIONS)
+    last = first + -(-(end - first) // PER_FAILOVER)
     broken += simulate_all(first, last, options.processes, has_standby=True)
     sys.exit(1 if broken else 0)
 

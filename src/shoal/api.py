@@ -20,7 +20,7 @@ from shoal.errors import ShoalWarning
 from shoal.interruption import undisturbed
 from shoal.plan.request import Request, Workers
 from shoal.strategies import Strategy, get
-from shoal.training.early_start import early_stage
+from shoal.training.early_start import early_pool
 from shoal.training.fit_call import FitCall
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
 
         if is_away(cluster):
             return fit_there(call)
-    with undisturbed(), early_stage(chosen, cluster, workers, threads) as pool:
+    with undisturbed(), early_pool(chosen, cluster, workers, threads) as pool:
         from shoal.training.run_fit import FitContext, perform
 
         return perform(call, FitContext(began=began, pool=pool))

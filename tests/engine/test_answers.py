@@ -178,10 +178,10 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
 def test_a_worker_names_what_it_cannot_read_in_an_answer(what: str) -> None:
     content, why = ANSWERS[what]
     with saying(frame(WELCOME, START), content) as address:
-        member = ServerClient(server_address(address), get("aeasgd"))
+        client = ServerClient(server_address(address), get("aeasgd"))
         with pytest.raises(BadFrame, match=why):
-            member.need()
-        member.leave()
+            client.need()
+        client.leave()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -191,10 +191,10 @@ def test_nan_and_infinity_in_vectors_arrive_unchanged(value: float) -> None:
     with saying(
         frame(WELCOME, START), frame({**GRANT, "body": "center"}, body)
     ) as address:
-        member = ServerClient(server_address(address), get("aeasgd"))
-        member.need()
-        np.testing.assert_array_equal(member.local, np.float32(value))
-        member.leave()
+        client = ServerClient(server_address(address), get("aeasgd"))
+        client.need()
+        np.testing.assert_array_equal(client.local, np.float32(value))
+        client.leave()
 
 
 def test_missing_memory_for_a_frame_is_reported() -> None:

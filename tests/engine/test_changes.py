@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal.engine.coordination.instructions import PushMetadata, Rules
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.environment import SYSTEM
-from shoal.engine.server.checkpoint import read_restart
+from shoal.engine.server.checkpoint import read_checkpoint
 from shoal.engine.server.replica import Replica
 from shoal.engine.transport.changes import (
     ATTRIBUTE,
@@ -116,10 +116,10 @@ def test_a_checkpoint_has_the_serial_number_of_its_changes() -> None:
     stand.replica.center.statistics[:] = 6.0
     stand.command("checkpoint")
     [(head, body)] = stand.told("restart")
-    restart = read_restart(head, memoryview(body))
-    assert restart.changes == 1
-    for known, wanted in ((restart, 6.0), (replace(restart, changes=0), 5.0)):
-        spec = replace(stand.replica.spec, changes=changes, restart=known)
+    checkpoint = read_checkpoint(head, memoryview(body))
+    assert checkpoint.changes == 1
+    for known, wanted in ((checkpoint, 6.0), (replace(checkpoint, changes=0), 5.0)):
+        spec = replace(stand.replica.spec, changes=changes, checkpoint=known)
         assert list(Replica(spec, SYSTEM.clock).center.statistics) == [wanted]
 
 

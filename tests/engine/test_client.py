@@ -51,37 +51,37 @@ def joined_client(
             "token": "t",
             **server_address,
         }
-        member = ServerClient(ServerAddress(**fields), strategy, is_early=is_early)
+        client = ServerClient(ServerAddress(**fields), strategy, is_early=is_early)
         cluster.command("proceed", epoch=0)
         try:
-            yield member, cluster
+            yield client, cluster
         finally:
-            member.leave()
+            client.leave()
 
 
-def move(member: ServerClient, by: float) -> np.ndarray:
-    return member.local + np.float32(by)
+def move(client: ServerClient, by: float) -> np.ndarray:
+    return client.local + np.float32(by)
 
 
-def push(member: ServerClient, by: float) -> list[Any]:
-    pieces = [member.progress.pieces.popleft()]
-    member.push_weights(move(member, by), member.statistics, pieces, 1)
+def push(client: ServerClient, by: float) -> list[Any]:
+    pieces = [client.progress.pieces.popleft()]
+    client.push_weights(move(client, by), client.statistics, pieces, 1)
     return pieces
 
 
 @pytest.mark.parametrize("wants_slot", [True, False])
 def test_a_push_changes_the_center_and_is_adopted(wants_slot: bool) -> None:
-    with joined_client(wants_slot=wants_slot) as (member, cluster):
-        assert (member.buffers.slot is not None) == wants_slot
-        assert member.ready()[1] == b""
-        push(member, 1.0)
-        np.testing.assert_array_equal(member.local, np.ones(PROBLEM.size))
-        push(member, 2.0)
+    with joined_client(wants_slot=wants_slot) as (client, cluster):
+        assert (client.buffers.slot is not None) == wants_slot
+        assert client.ready()[1] == b""
+        push(client, 1.0)
+        np.testing.assert_array_equal(client.local, np.ones(PROBLEM.size))
+        push(client, 2.0)
         np.testing.assert_array_equal(
-            cluster.server.replica.center.vector, member.local
+            cluster.server.replica.center.vector, client.local
         )
-        assert member.local.tolist() == [3.0] * PROBLEM.size
-        assert member.progress.version == 2
+        assert client.local.tolist() == [3.0] * PROBLEM.size
+        assert client.progress.version == 2
 
 
 class WithAnchor(Downpour):  # pyright: ignore[reportGeneralTypeIssues]
@@ -97,19 +97,19 @@ def test_reused_memory_changes_no_number(strategy: ServerStrategy) -> None:
     """The same for a window without a step, which ends where it began."""
     apart, again = np.zeros(PROBLEM.size, "f4"), None
     center = apart.copy()
-    with joined_client(strategy) as (member, _):
-        member.ready()
+    with joined_client(strategy) as (client, _):
+        client.ready()
         for by in (1.0, 0.0, 3.0, 0.0, 0.0, 5.0):
-            again = member.local if by == 0.0 else move(member, by)
+            again = client.local if by == 0.0 else move(client, by)
             sent = apart + np.float32(by)
-            if not member.progress.pieces:
-                member.need()
-            pieces = [member.progress.pieces.popleft()]
-            member.push_weights(again, member.statistics, pieces, 1)
+            if not client.progress.pieces:
+                client.need()
+            pieces = [client.progress.pieces.popleft()]
+            client.push_weights(again, client.statistics, pieces, 1)
             message = strategy.push(sent, apart, 1)
             reply = strategy.apply(center, {}, message, Facts())
             apart = strategy.pull(sent, sent, apart, reply)[0].copy()
-            np.testing.assert_array_equal(member.local, apart)
+            np.testing.assert_array_equal(client.local, apart)
 
 
 EARLY = [name for name in registry.names() if get(name).exchanges == "weights"]
@@ -123,26 +123,26 @@ def test_an_early_push_keeps_the_steps_that_were_taken_meanwhile(name: str) -> N
     start = np.zeros(PROBLEM.size, "f4")
     center, state = start.copy(), strategy.init(PROBLEM.size)
     local, anchor = start, start.copy()
-    with joined_client(strategy, is_early=True) as (member, _):
-        member.ready()
+    with joined_client(strategy, is_early=True) as (client, _):
+        client.ready()
         for by, later in ((1.0, 0.5), (2.0, -1.0), (3.0, None), (0.0, 0.0), (4.0, 3.0)):
-            if not member.progress.pieces:
-                member.need()
-            pieces = [member.progress.pieces.popleft()]
+            if not client.progress.pieces:
+                client.need()
+            pieces = [client.progress.pieces.popleft()]
             pushed = local + np.float32(by)
             now = pushed if later is None else pushed + np.float32(later)
             message = strategy.push(pushed, anchor, 1).copy()
             if later is None:
-                member.push_weights(pushed.copy(), member.statistics, pieces, 1)
+                client.push_weights(pushed.copy(), client.statistics, pieces, 1)
             else:
-                member.push_early(pushed.copy(), member.statistics, pieces, 1)
-                assert member.has_early
-                assert member.catch_up(now, member.statistics)
-                assert not member.has_early
+                client.push_early(pushed.copy(), client.statistics, pieces, 1)
+                assert client.has_early
+                assert client.catch_up(now, client.statistics)
+                assert not client.has_early
             reply = answered(strategy, center, state, message)
             found = strategy.pull(now, pushed, anchor, reply)
             local, anchor = (vector.copy() for vector in found)
-            np.testing.assert_allclose(member.local, local, rtol=1e-6)
+            np.testing.assert_allclose(client.local, local, rtol=1e-6)
 
 
 def answered(strategy: Any, center: Any, state: Any, message: Any) -> Any:
@@ -155,60 +155,60 @@ def answered(strategy: Any, center: Any, state: Any, message: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["local_sgd", "aeasgd"])
 def test_steps_on_samples_leased_to_others_are_void(name: str) -> None:
-    with joined_client(name, is_early=True) as (member, _):
-        member.ready()
-        pushed = move(member, 1.0)
-        member.push_early(
-            pushed, member.statistics, [member.progress.pieces.popleft()], 1
+    with joined_client(name, is_early=True) as (client, _):
+        client.ready()
+        pushed = move(client, 1.0)
+        client.push_early(
+            pushed, client.statistics, [client.progress.pieces.popleft()], 1
         )
-        answer, body = member._arrive()
+        answer, body = client._arrive()
         assert isinstance(answer, Reply)
         mine = (Piece(0, 8, 16, 0),)
         body_kind = "none" if name == "aeasgd" else "center"
         repeat = Repeat(body=body_kind, pieces=mine, state=answer.state)
-        member.buffers.reply[:] = 7.0
-        member._early = Future()
-        member._early.set_result(Answered(repeat, body))
-        assert not member.catch_up(pushed + 1, member.statistics)
-        assert tuple(member.progress.pieces) == mine
+        client.buffers.reply[:] = 7.0
+        client._early = Future()
+        client._early.set_result(Answered(repeat, body))
+        assert not client.catch_up(pushed + 1, client.statistics)
+        assert tuple(client.progress.pieces) == mine
         expected = 1.0 if name == "aeasgd" else 7.0
-        assert member.local.tolist() == [expected] * PROBLEM.size
+        assert client.local.tolist() == [expected] * PROBLEM.size
 
 
 def test_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is sent while an answer is on its way waits for that answer."""
-    with joined_client(is_early=True) as (member, _):
-        member.ready()
-        pieces = [member.progress.pieces.popleft()]
-        member.push_early(move(member, 1.0), member.statistics, pieces, 1)
+    with joined_client(is_early=True) as (client, _):
+        client.ready()
+        pieces = [client.progress.pieces.popleft()]
+        client.push_early(move(client, 1.0), client.statistics, pieces, 1)
         with pytest.raises(RuntimeError, match="before the early answer"):
-            member.need()
-        member.tell(Busy())
-        assert member._early is not None
-        assert member._early.done()
-        assert member.catch_up(move(member, 1.0), member.statistics)
+            client.need()
+        client.tell(Busy())
+        assert client._early is not None
+        assert client._early.done()
+        assert client.catch_up(move(client, 1.0), client.statistics)
         with pytest.raises(RuntimeError, match="nothing was asked early"):
-            member.catch_up(move(member, 1.0), member.statistics)
+            client.catch_up(move(client, 1.0), client.statistics)
 
 
 def test_a_busy_worker_reports_it_and_may_then_push(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(request_channel, "BEAT_S", 0.001)
-    with joined_client() as (member, cluster):
-        member.ready()
-        said, tell = threading.Event(), member.tell
+    with joined_client() as (client, cluster):
+        client.ready()
+        said, tell = threading.Event(), client.tell
 
         def heard(message: Any) -> None:
             tell(message)
             said.set()
 
-        monkeypatch.setattr(member, "tell", heard)
-        with member.busy():
+        monkeypatch.setattr(client, "tell", heard)
+        with client.busy():
             assert said.wait(20)
         assert cluster.server.replica.sessions[0].liveness.longest_s == 0.0
-        push(member, 1.0)
-        assert member.progress.version == 1
+        push(client, 1.0)
+        assert client.progress.version == 1
 
 
 def test_a_slot_has_no_name_once_it_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +220,9 @@ def test_a_slot_has_no_name_once_it_is_shared(monkeypatch: pytest.MonkeyPatch) -
         return attach(path, size, mark)
 
     monkeypatch.setattr(Slot, "attach", spy)
-    with joined_client() as (member, _):
-        member.ready()
-        assert attach(paths[0], member.sizes.slot_bytes, "") is None
+    with joined_client() as (client, _):
+        client.ready()
+        assert attach(paths[0], client.sizes.slot_bytes, "") is None
 
 
 @pytest.mark.parametrize("why", ["another host", "no room"])
@@ -234,51 +234,51 @@ def test_without_a_slot_vectors_go_through_the_socket(
     else:
         attach = Slot.attach
         monkeypatch.setattr(Slot, "attach", lambda p, s, m: attach(p + "x", s, m))
-    with joined_client() as (member, cluster):
-        assert member.buffers.slot is None
-        member.ready()
-        push(member, 1.0)
+    with joined_client() as (client, cluster):
+        assert client.buffers.slot is None
+        client.ready()
+        push(client, 1.0)
         np.testing.assert_array_equal(
-            cluster.server.replica.center.vector, member.local
+            cluster.server.replica.center.vector, client.local
         )
 
 
 @pytest.mark.parametrize(("name", "adopted"), [("downpour", 1.0), ("aeasgd", 5.0)])
 def test_a_repeat_is_not_applied(name: str, adopted: float) -> None:
-    with joined_client(name) as (member, cluster):
-        member.ready()
-        pieces = push(member, 1.0)
+    with joined_client(name) as (client, cluster):
+        client.ready()
+        pieces = push(client, 1.0)
         center = cluster.server.replica.center.vector.copy()
-        held = list(member.progress.pieces)
-        member._sequence -= 1
+        held = list(client.progress.pieces)
+        client._sequence -= 1
         local = np.full(PROBLEM.size, 5.0, np.float32)
-        member.push_weights(local, member.statistics, pieces, 1)
+        client.push_weights(local, client.statistics, pieces, 1)
         np.testing.assert_array_equal(cluster.server.replica.center.vector, center)
-        assert member.local.tolist() == [adopted] * PROBLEM.size
-        assert list(member.progress.pieces) == held
+        assert client.local.tolist() == [adopted] * PROBLEM.size
+        assert list(client.progress.pieces) == held
 
 
 def test_a_worker_waits_for_data() -> None:
-    with joined_client() as (member, cluster):
-        member.ready()
-        while member.progress.pieces:
-            push(member, 0.5)
-        waiting = threading.Thread(target=member.need)
+    with joined_client() as (client, cluster):
+        client.ready()
+        while client.progress.pieces:
+            push(client, 0.5)
+        waiting = threading.Thread(target=client.need)
         waiting.start()
         cluster.command("finish")
         waiting.join(20)
-        assert member.progress.is_done
+        assert client.progress.is_done
 
 
-def until_asked(member: ServerClient) -> None:
+def until_asked(client: ServerClient) -> None:
     """Works, or waits, until the server asks for a snapshot."""
-    while not member.progress.wants_snapshot:
-        if member.progress.pieces:
-            pieces = [member.progress.pieces.popleft()]
+    while not client.progress.wants_snapshot:
+        if client.progress.pieces:
+            pieces = [client.progress.pieces.popleft()]
             gradient = np.ones(PROBLEM.size, "f4")
-            member.push_gradient(gradient, member.statistics, pieces, Weight(8.0, 8.0))
+            client.push_gradient(gradient, client.statistics, pieces, Weight(8.0, 8.0))
         else:
-            member.need()
+            client.need()
 
 
 @pytest.mark.parametrize("wants_slot", [True, False])
@@ -288,12 +288,12 @@ def test_a_snapshot_reaches_the_center_and_joining_workers(
 ) -> None:
     # With a blob it did not fit where messages are received, and without a slot
     # the last gradient was taken for the weights.
-    with joined_client("all_reduce", wants_slot=wants_slot) as (member, cluster):
+    with joined_client("all_reduce", wants_slot=wants_slot) as (client, cluster):
         cluster.command("state")
-        member.ready()
-        until_asked(member)
+        client.ready()
+        until_asked(client)
         weights = np.arange(PROBLEM.size, dtype=np.float32)
-        member.publish(weights, np.array([7.0], "f4"), blob)
+        client.publish(weights, np.array([7.0], "f4"), blob)
         np.testing.assert_array_equal(cluster.server.replica.center.vector, weights)
         assert cluster.server.replica.center.statistics.tolist() == [7.0]
         joiner = ServerClient(
@@ -301,13 +301,13 @@ def test_a_snapshot_reaches_the_center_and_joining_workers(
                 address=cluster.address, secret=cluster.secret, sizes=cluster.sizes,
                 hint=1, token="", wants_slot=wants_slot,
             ),
-            member.strategy,
+            client.strategy,
         )  # fmt: skip
         found: list[bytes] = []
         joining = threading.Thread(target=lambda: found.append(joiner.ready()[1]))
         joining.start()
-        until_asked(member)
-        member.publish(weights + 1, np.array([8.0], "f4"), blob)
+        until_asked(client)
+        client.publish(weights + 1, np.array([8.0], "f4"), blob)
         joining.join(20)
         assert found == [blob]
         np.testing.assert_array_equal(joiner.local, weights + 1)
@@ -319,13 +319,13 @@ def test_a_refusal_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> Non
     closed: list[Link] = []
     close = Link.close
     monkeypatch.setattr(Link, "close", lambda link: (closed.append(link), close(link)))
-    with joined_client() as (member, cluster):
+    with joined_client() as (client, cluster):
         server_address = ServerAddress(
             address=cluster.address, secret=cluster.secret, hint=0, token="",
-            sizes=type(member.sizes)(vector=1, statistics=0, metrics=0, digest="x"),
+            sizes=type(client.sizes)(vector=1, statistics=0, metrics=0, digest="x"),
         )  # fmt: skip
         with pytest.raises(Fenced, match="another model layout"):
-            ServerClient(server_address, member.strategy)
+            ServerClient(server_address, client.strategy)
         assert len(closed) == 1
 
 

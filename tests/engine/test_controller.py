@@ -79,7 +79,7 @@ class Heard:
         return lambda *_, **__: None
 
 
-def restart(complete: int) -> ServerCheckpoint:
+def checkpoint(complete: int) -> ServerCheckpoint:
     """A checkpoint with this number of complete epochs."""
     sequencer = Sequencer(RULES)
     for epoch in range(complete):
@@ -134,7 +134,7 @@ def test_epochs_after_the_checkpoint_are_trained_again(
     assert told == [0, 1, 2, 3, 4]
     controller._standing.is_halted = is_halted
     resume_point: Any = SimpleNamespace(
-        server=SimpleNamespace(restart=restart(complete=2), rules=RULES)
+        server=SimpleNamespace(checkpoint=checkpoint(complete=2), rules=RULES)
     )
     controller._go_back(resume_point)
     controller._repeat()

@@ -35,7 +35,7 @@ def joined_client(name: str, *, wants_slot: bool = True) -> Iterator[ServerClien
     fields = {"workers": 1, "epochs": 4, "batch_size": 1}
     strategy = type(get(name))(period=1)
     with Cluster(Setup.linear(PROBLEM, strategy, **fields)) as cluster:
-        member = ServerClient(
+        client = ServerClient(
             ServerAddress(
                 address=cluster.address, secret=cluster.secret, sizes=cluster.sizes,
                 hint=0, token="t", wants_slot=wants_slot,
@@ -43,14 +43,14 @@ def joined_client(name: str, *, wants_slot: bool = True) -> Iterator[ServerClien
             strategy,
         )  # fmt: skip
         cluster.command("proceed", epoch=0)
-        member.ready()
-        yield member
-        member.leave()
+        client.ready()
+        yield client
+        client.leave()
 
 
-def push(member: ServerClient, local: Any) -> None:
-    pieces = [member.progress.pieces.popleft()]
-    member.push_weights(local, member.statistics, pieces, 1)
+def push(client: ServerClient, local: Any) -> None:
+    pieces = [client.progress.pieces.popleft()]
+    client.push_weights(local, client.statistics, pieces, 1)
 
 
 STRATEGIES = ("aeasgd", "eamsgd", "downpour", "adag", "dynsgd", "async_diloco")
@@ -59,13 +59,13 @@ STRATEGIES = ("aeasgd", "eamsgd", "downpour", "adag", "dynsgd", "async_diloco")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_an_exchange_allocates_no_vector(name: str) -> None:
     """Neither worker nor server allocates one, after the first exchange."""
-    with joined_client(name) as member:
-        local = member.local + np.float32(1)
-        push(member, local)
+    with joined_client(name) as client:
+        local = client.local + np.float32(1)
+        push(client, local)
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()
-            push(member, local)
+            push(client, local)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -89,10 +89,10 @@ def test_frames_carry_the_vectors_and_little_else(
         received.append(len(str(head)) + body.nbytes)
         return head, body
 
-    with joined_client("aeasgd", wants_slot=wants_slot) as member:
+    with joined_client("aeasgd", wants_slot=wants_slot) as client:
         monkeypatch.setattr(Link, "send", counted_send)
         monkeypatch.setattr(Link, "receive", counted_receive)
-        push(member, member.local + np.float32(1))
+        push(client, client.local + np.float32(1))
     vector = 0 if wants_slot else VECTOR_BYTES
     for [frame] in (sent[:1], received[:1]):
         assert vector <= frame < vector + MOST_FRAME_BYTES

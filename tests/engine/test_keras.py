@@ -217,7 +217,7 @@ def test_masked_losses_weigh_by_unmasked_values_with_every_collective(
         model.compile(keras.optimizers.SGD(1.0), "binary_crossentropy")
         return model
 
-    lanes: dict[str, Any] = {
+    collectives: dict[str, Any] = {
         "shared": {"collective": SharedMemoryAllReduceSpec(folder=tmp_path)},
         "native": {
             "collective": NativeAllReduceSpec(
@@ -226,7 +226,7 @@ def test_masked_losses_weigh_by_unmasked_values_with_every_collective(
         },
         "two servers": {"servers": 2},
     }
-    given = {"compute": {"mass": "entries"}, **lanes.get(collective, {})}
+    given = {"compute": {"mass": "entries"}, **collectives.get(collective, {})}
     outcome = engine(reader(), get("all_reduce"), 2, arrays, **given)
     judge = reader()
     plain(judge, arrays)

@@ -25,7 +25,7 @@ from shoal.strategies import AllReduce, get
 from shoal.testing import faults
 from tests.engine.test_keras import engine
 from tests.simulation.failover.counting import EmbeddingBackend
-from tests.simulation.failover.stage import one_hot
+from tests.simulation.failover.processes import one_hot
 from tests.support.inline import Outcome, Setup, train
 
 pytestmark = pytest.mark.usefixtures("unhurried")
@@ -51,7 +51,7 @@ def check(found: Outcome, losses: int = 1) -> None:
         np.testing.assert_allclose(end.vector, epoch, rtol=1e-5)
 
 
-def lanes(folder: Path) -> dict[str, dict[str, Any]]:
+def collectives(folder: Path) -> dict[str, dict[str, Any]]:
     native = NativeAllReduceSpec(open_group=open_group, folder=folder, library="gloo")
     return {
         "server": {},
@@ -65,19 +65,24 @@ def lanes(folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("collective", list(lanes(Path())))
+@pytest.mark.parametrize("collective", list(collectives(Path())))
 def test_the_rest_of_a_step_weighs_as_a_step_of_its_own(
     collective: str, workers: int, rank: int, tmp_path: Path
 ) -> None:
     watch = faults.leave(rank=rank, step=4)
-    check(train(setup(workers=workers, watch=watch, **lanes(tmp_path)[collective])))
+    check(
+        train(setup(workers=workers, watch=watch, **collectives(tmp_path)[collective]))
+    )
 
 
 @pytest.mark.parametrize("collective", ["server", "shared", "native"])
 def test_two_workers_of_one_step_are_lost(collective: str, tmp_path: Path) -> None:
     """One worker after the other: the rest is computed for a smaller step each time."""
     watch = faults.leave(rank=1, step=5).leave(rank=2, step=5)
-    check(train(setup(workers=3, watch=watch, **lanes(tmp_path)[collective])), losses=2)
+    check(
+        train(setup(workers=3, watch=watch, **collectives(tmp_path)[collective])),
+        losses=2,
+    )
 
 
 def test_a_step_is_computed_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,11 +144,11 @@ MESSAGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", MESSAGES)
 def test_only_the_worker_with_malformed_messages_is_dropped(what: str) -> None:
     with Cluster(setup("all_reduce")) as cluster:
-        member = ServerClient(server_address(cluster), get("all_reduce"))
-        member._link.send(MESSAGES[what])
+        client = ServerClient(server_address(cluster), get("all_reduce"))
+        client._link.send(MESSAGES[what])
         with pytest.raises(ConnectionResetError):
-            member._link.receive(timeout_s=20)
-        member.leave()
+            client._link.receive(timeout_s=20)
+        client.leave()
         events = runs_well(cluster)
     left = [event for event in events if event["kind"] == "left"]
     assert [event["rank"] for event in left] == [9]
@@ -173,11 +173,11 @@ def test_a_vector_before_the_slot_is_settled_is_a_bad_frame() -> None:
 @pytest.mark.parametrize("pieces", [[], [[0, 0, 8, 0]], [[77, 0, 8, 0]]])
 def test_samples_that_were_not_leased_are_refused(pieces: list[list[int]]) -> None:
     with Cluster(setup()) as cluster:
-        member = ServerClient(server_address(cluster), get("aeasgd"))
+        client = ServerClient(server_address(cluster), get("aeasgd"))
         push = Push.parse({**PUSH, "pieces": pieces})
         with pytest.raises(Fenced, match="samples it does not hold"):
-            member._take(member._answer(push, has_vectors=True))
-        member.leave()
+            client._take(client._answer(push, has_vectors=True))
+        client.leave()
         runs_well(cluster)
 
 
@@ -237,9 +237,9 @@ def test_a_server_frees_the_slots_of_connected_workers(
 
     monkeypatch.setattr(Slot, "make", make)
     with Cluster(setup()) as cluster:
-        member = ServerClient(server_address(cluster), get("aeasgd"))
+        client = ServerClient(server_address(cluster), get("aeasgd"))
         assert [slot._memory is None for slot in made] == [False]
-    member.leave()
+    client.leave()
     assert [slot._memory is None for slot in made] == [True]
 
 
@@ -294,15 +294,15 @@ def test_workers_that_compute_hear_of_the_end_of_the_run(
     monkeypatch.setattr(Primary, "_see_off", stopped)
     with Cluster(setup("aeasgd", workers=1)) as cluster:
         cluster.command("proceed", epoch=0)
-        member = ServerClient(server_address(cluster), get("aeasgd"))
-        member.ready()
-        assert member.progress.pieces
+        client = ServerClient(server_address(cluster), get("aeasgd"))
+        client.ready()
+        assert client.progress.pieces
         cluster.command("finish")
         cluster.command("stop")
         assert is_stopped.wait(60)
-        member.need()
-        assert member.progress.is_done
-        member.leave()
+        client.need()
+        assert client.progress.is_done
+        client.leave()
 
 
 def test_closing_frees_the_port() -> None:

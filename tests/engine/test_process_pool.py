@@ -10,8 +10,8 @@ from shoal.engine.controller.process_pool import ProcessPool, WorkerEnvironment
 from shoal.launchers.base import Preload
 
 
-def told(stage: ProcessPool, token: str) -> str:
-    text = Path(f"/proc/{stage._launcher.pid(token)}/environ").read_bytes()
+def told(pool: ProcessPool, token: str) -> str:
+    text = Path(f"/proc/{pool._launcher.pid(token)}/environ").read_bytes()
     lines = text.decode().split("\0")
     return next(line for line in lines if line.startswith("CUDA_VISIBLE_DEVICES="))
 
@@ -26,17 +26,17 @@ def test_each_worker_sees_the_gpu_of_its_place_and_a_spare_one_takes_only_its_ow
     with_none = WorkerEnvironment(
         workers=0, threads=1, preload=Preload(), places=places
     )
-    stage = ProcessPool(with_none)
+    pool = ProcessPool(with_none)
     try:
-        stage.change_environment(worker_environment)
-        first = [stage.worker(hint) for hint in (0, 1)]
-        stage.keep_spares(1)
-        later = [stage.worker(hint) for hint in (1, 0)]
+        pool.change_environment(worker_environment)
+        first = [pool.worker(hint) for hint in (0, 1)]
+        pool.keep_spares(1)
+        later = [pool.worker(hint) for hint in (1, 0)]
         tokens = [*first, *later]
-        assert [told(stage, t)[-1] for t in tokens] == ["a", "b", "b", "a"]
-        assert [stage._launcher._children[t].role.name for t in later] == [
+        assert [told(pool, t)[-1] for t in tokens] == ["a", "b", "b", "a"]
+        assert [pool._launcher._children[t].role.name for t in later] == [
             "worker-1", "worker-0"
         ]  # fmt: skip
-        assert not stage._spares
+        assert not pool._spares
     finally:
-        stage.close()
+        pool.close()

@@ -23,7 +23,7 @@ from shoal.engine.coordination.ledger import Piece
 from shoal.engine.coordination.rounds import RoundProgress
 from shoal.engine.coordination.sequencer import Sequencer
 from tests.engine.cases import ROUNDS
-from tests.simulation.protocol import Fleet, draw
+from tests.simulation.protocol import ProtocolRun, draw
 
 
 class Table:
@@ -300,7 +300,7 @@ class TestTheLate:
 def test_with_any_straggler_timeout_every_sample_counts_once(
     seed: int, quorum: int, is_elastic: bool
 ) -> None:
-    """`Fleet` checks all invariants; see `tests.simulation.protocol`."""
+    """`ProtocolRun` checks all invariants; see `tests.simulation.protocol`."""
     scenario = draw(seed, "elastic rounds" if is_elastic else "rounds")
     rules = replace(scenario.rules, quorum=quorum)
-    Fleet(replace(scenario, rules=rules, haste=1.0)).run()
+    ProtocolRun(replace(scenario, rules=rules, haste=1.0)).run()

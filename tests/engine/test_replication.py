@@ -11,7 +11,7 @@ from shoal.engine.transport.messages.server_to_worker import Elsewhere
 from tests.engine.cases import setup
 from tests.engine.test_take_over import quiet_mirror, standby_of
 from tests.simulation.failover.network import SimConnections, Wire
-from tests.simulation.failover.stage import server_spec
+from tests.simulation.failover.processes import server_spec
 from tests.support.environments import SettableClock
 
 LONG_AGO = -1000.0

@@ -19,14 +19,14 @@ from shoal.engine.server.primary import Primary
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
 from tests.engine.test_standby import setup
-from tests.simulation.failover.stage import server_spec
+from tests.simulation.failover.processes import server_spec
 from tests.support.inline import Setup
 
 LIMIT_S = 10.0
 LONG_S = 1000.0
 
 
-class FakeStage:
+class FakePool:
     """Processes that are threads; a standby starts when the test starts it."""
 
     def __init__(self) -> None:
@@ -77,8 +77,8 @@ class Notes:
 
 
 @pytest.fixture
-def stage() -> Iterator[FakeStage]:
-    found = FakeStage()
+def pool() -> Iterator[FakePool]:
+    found = FakePool()
     yield found
     found.listener.close()
     found.other_listener.close()
@@ -90,14 +90,14 @@ def notes() -> Notes:
 
 
 @pytest.fixture
-def servers(stage: FakeStage, notes: Notes) -> Iterator[Servers]:
+def servers(pool: FakePool, notes: Notes) -> Iterator[Servers]:
     """A server that completes the handshake; its controller has started a standby."""
     given: Setup = setup("aeasgd")
     spec: ServerSpec = server_spec(given)
-    server = Primary(spec, open_connections(spec, stage.listener.dup()))
+    server = Primary(spec, open_connections(spec, pool.listener.dup()))
     thread = threading.Thread(target=server.run)
     thread.start()
-    processes: Any = stage
+    processes: Any = pool
     observer: Any = notes
     found = Servers(processes, processes, observer, 1, list, has_standby=True)
     found.start(spec)
@@ -115,18 +115,18 @@ def hear(servers: Servers, wanted: str, notes: Notes) -> None:
 
 
 def test_a_standby_that_never_starts_is_replaced(
-    servers: Servers, stage: FakeStage, notes: Notes
+    servers: Servers, pool: FakePool, notes: Notes
 ) -> None:
     servers.look({}, 0.0)
-    assert stage.stopped == ["standby"]
+    assert pool.stopped == ["standby"]
     assert "hung: not started within" in dict(notes.events)["standby_lost"]["reason"]
-    while not stage.standby:
+    while not pool.standby:
         servers.look({}, LONG_S)
-    assert stage.follows.generation == 2
+    assert pool.follows.generation == 2
 
 
 def test_a_standby_is_not_dropped_for_a_pause_of_the_controller(
-    servers: Servers, stage: FakeStage
+    servers: Servers, pool: FakePool
 ) -> None:
     """A callback may keep the controller for minutes."""
     began = servers._standby_started
@@ -134,37 +134,37 @@ def test_a_standby_is_not_dropped_for_a_pause_of_the_controller(
     servers._standby_started, servers._looked = began - LONG_S, began - LONG_S
     servers.look({}, LIMIT_S)
     servers.look({}, LIMIT_S)
-    assert not stage.stopped
+    assert not pool.stopped
 
 
 def test_a_standby_that_calls_has_started(
-    servers: Servers, stage: FakeStage, notes: Notes
+    servers: Servers, pool: FakePool, notes: Notes
 ) -> None:
-    standby = Standby.open(stage.follows, stage.other_listener.dup())
+    standby = Standby.open(pool.follows, pool.other_listener.dup())
     thread = threading.Thread(target=standby.run)
     thread.start()
     hear(servers, "standby_ready", notes)
     servers.look({}, 0.0)
     assert "standby_lost" not in dict(notes.events)
-    assert not stage.stopped
+    assert not pool.stopped
     standby.stop()
     thread.join(LIMIT_S)
 
 
 def test_a_standby_dropped_before_its_server_knew_it_is_not_accepted(
-    servers: Servers, stage: FakeStage, notes: Notes
+    servers: Servers, pool: FakePool, notes: Notes
 ) -> None:
     """It called and ended at once: its server must not wait for it for ever."""
     servers.look({}, 0.0)  # the controller gives up the first, and says so
-    while not stage.standby:
+    while not pool.standby:
         servers.look({}, LONG_S)
     first, second = (
-        part.spec for part in stage.parts if isinstance(part.spec, StandbySpec)
+        part.spec for part in pool.parts if isinstance(part.spec, StandbySpec)
     )
-    late = Standby.open(first, stage.other_listener.dup())
+    late = Standby.open(first, pool.other_listener.dup())
     late_thread = threading.Thread(target=late.run)
     late_thread.start()
-    fresh = Standby.open(second, stage.other_listener.dup())
+    fresh = Standby.open(second, pool.other_listener.dup())
     thread = threading.Thread(target=fresh.run)
     thread.start()
     hear(servers, "standby_ready", notes)

@@ -50,7 +50,7 @@ PROBLEM = LeastSquares.seeded(rows=ROWS, size=5)
 
 
 @contextmanager
-def lanes(
+def shared_group(
     folder: Path, size: int, floats: int = 3
 ) -> Generator[list[SharedMemoryAllReduce]]:
     spec = SharedMemoryAllReduceSpec(folder=folder)
@@ -90,7 +90,7 @@ def test_all_workers_have_the_same_mean(
     size: int, floats: int, steps: int, seed: int,
 ) -> None:  # fmt: skip
     random, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("collective")
-    with lanes(folder, size, floats) as members, pipe() as (never, _):
+    with shared_group(folder, size, floats) as members, pipe() as (never, _):
         for step in range(steps):
             enter(members, generation=1 + step // 2)  # the first stays for two steps
             mine = random.standard_normal((size, floats)).astype("f4")
@@ -113,7 +113,7 @@ def test_all_workers_have_the_same_mean(
 
 def test_the_servers_answer_may_come_before_the_calls(tmp_path: Path) -> None:
     """Its answer is as good as the call of a member, which may come later, or never."""
-    with lanes(tmp_path, 2) as (first, second), pipe() as (server, other):
+    with shared_group(tmp_path, 2) as (first, second), pipe() as (server, other):
         enter([first, second])
         os.write(other, b"reply")
         for step in (1.0, 2.0):
@@ -130,7 +130,7 @@ def test_the_servers_answer_may_come_before_the_calls(tmp_path: Path) -> None:
 def test_a_call_for_a_later_step_says_that_the_earlier_one_is_there(
     tmp_path: Path,
 ) -> None:
-    with lanes(tmp_path, 2) as (first, second), pipe() as (never, _):
+    with shared_group(tmp_path, 2) as (first, second), pipe() as (never, _):
         enter([first, second])
         first.put(np.ones(3, "f4"), 1.0)
         second.put(np.zeros(3, "f4"), 1.0)
@@ -141,7 +141,7 @@ def test_a_call_for_a_later_step_says_that_the_earlier_one_is_there(
 
 
 def test_a_worker_that_reads_no_calls_delays_no_other(tmp_path: Path) -> None:
-    with lanes(tmp_path, 2) as (first, second):
+    with shared_group(tmp_path, 2) as (first, second):
         enter([first, second])
         for _ in range(2000):  # more than any system keeps for who does not listen
             first.put(np.ones(3, "f4"), 1.0)
@@ -151,7 +151,7 @@ def test_a_worker_that_reads_no_calls_delays_no_other(tmp_path: Path) -> None:
 
 
 def test_a_step_without_all_gradients_is_never_added(tmp_path: Path) -> None:
-    with lanes(tmp_path, 2) as (first, second):
+    with shared_group(tmp_path, 2) as (first, second):
         enter([first, second])
         first.put(np.ones(3, "f4"), 1.0)
         with pytest.raises(AssertionError, match="counts"):
@@ -159,7 +159,7 @@ def test_a_step_without_all_gradients_is_never_added(tmp_path: Path) -> None:
 
 
 def test_a_replaced_worker_is_found_in_the_next_group(tmp_path: Path) -> None:
-    with lanes(tmp_path, 2) as (first, second), pipe() as (never, _):
+    with shared_group(tmp_path, 2) as (first, second), pipe() as (never, _):
         enter([first, second])
         second.close()
         with closing(
@@ -186,7 +186,7 @@ def test_a_group_that_cannot_be_formed(
         folder.mkdir()
     proc = Path("/proc/self/fd")
     before = os.listdir(proc) if proc.is_dir() else []
-    with lanes(folder, size) as (first, *_):
+    with shared_group(folder, size) as (first, *_):
         place = folder / "1.offer"
         if fault == "mark":
             place.write_text(json.dumps({**json.loads(place.read_text()), "mark": "0"}))
@@ -370,7 +370,7 @@ def test_the_gradient_is_written_into_shared_memory(
 
 def test_a_worker_takes_no_step_after_the_end_of_the_run(tmp_path: Path) -> None:
     """The others may not have written any gradient, and never will."""
-    with lanes(tmp_path, 2, PROBLEM.size) as members:
+    with shared_group(tmp_path, 2, PROBLEM.size) as members:
         group = Group(1, (0, 1))
         client: Any = SimpleNamespace(
             push_shared=lambda *_: None, confirm=lambda: True, times=Times(),

@@ -173,10 +173,10 @@ def test_a_replacement_gets_the_optimizer_state_of_its_rank(
     assert resume_point.worker(0, "token").optimizer == b""
     resume_point.keep_snapshot(1, OptimizerSnapshot(1, 4, b"older"))
     resume_point.keep_snapshot(1, OptimizerSnapshot(2, 9, b"of rank 1"))
-    restart = ServerCheckpoint(
+    checkpoint = ServerCheckpoint(
         sequencer={"lineage": 0}, arrays={"vector": np.zeros(2, "f4")}
     )
-    kept = resume_point.keep(restart)
+    kept = resume_point.keep(checkpoint)
     assert kept.snapshots == {1: OptimizerSnapshot(2, 9, b"of rank 1")}
     again = ResumePoint(
         resume_point.server, lambda *given: resume_point._make_worker(*given)
@@ -184,5 +184,5 @@ def test_a_replacement_gets_the_optimizer_state_of_its_rank(
     for one in (resume_point, again):
         assert one.worker(1, "token").optimizer == b"of rank 1"
         assert one.worker(0, "token").optimizer == b""
-        assert one.part.restart is not None
-        assert one.part.restart.snapshots == {}
+        assert one.part.checkpoint is not None
+        assert one.part.checkpoint.snapshots == {}

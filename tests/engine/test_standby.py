@@ -181,7 +181,7 @@ def test_servers_are_killed_one_after_the_other(name: str) -> None:
 def describe(replica: Replica) -> dict[str, Any]:
     """State in which replicas of the same events agree."""
     found = unpack(pack(replica.freeze()))
-    for session in found["posts"]:
+    for session in found["sessions"]:
         # Of a clock; and what a worker may be writing at this moment.
         del session["liveness"], session["up"]
     return found

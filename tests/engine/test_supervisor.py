@@ -22,7 +22,7 @@ from tests.support.environments import SettableClock, SettableTime
 def test_workers_that_end_with_their_server_do_not_count_as_lost() -> None:
     """All have ended at one look, with no replacement left for workers."""
     ended = [Exit(name=name, code=1, reason="exited") for name in ("w0", "w1", "s")]
-    stage: Any = SimpleNamespace(
+    pool: Any = SimpleNamespace(
         server="s",
         environment=SYSTEM,
         worker=lambda hint: f"w{hint}",
@@ -37,7 +37,7 @@ def test_workers_that_end_with_their_server_do_not_count_as_lost() -> None:
     observer: Any = SimpleNamespace(on_event=lambda kind, **_: told.append(kind))
     policy = RestartPolicy(max_restarts=0, min_workers=2)
     supervisor = WorkerSupervisor(
-        stage, policy, lambda _: None, observer, lambda *_, **__: None
+        pool, policy, lambda _: None, observer, lambda *_, **__: None
     )
     spec: Any = None
     supervisor.give(2, lambda hint, token: spec)
@@ -69,11 +69,11 @@ class Stand:
         """Processor time of a process in a second."""
         policy, observer = RestartPolicy(max_restarts=99), SimpleNamespace()
         observer.on_event = lambda kind, **fields: self.told.append((kind, fields))
-        stage: Any = self
+        pool: Any = self
         watcher: Any = observer
         spec: Any = None
         self.supervisor = WorkerSupervisor(
-            stage, policy, lambda _: None, watcher, lambda *_, **__: None
+            pool, policy, lambda _: None, watcher, lambda *_, **__: None
         )
         self.supervisor.give(workers, lambda hint, token: spec, growth)
 

@@ -402,23 +402,23 @@ def test_an_answer_not_taken_yet_survives_its_server(
                 given.strategy,
             )
             cluster._hands.append((server_address.token, threading.current_thread()))
-            member = ServerClient(server_address, strategy, is_early=True)
-            member.ready()
+            client = ServerClient(server_address, strategy, is_early=True)
+            client.ready()
             local = np.linspace(1, 2, PROBLEM.size, dtype=np.float32)
             statistics = np.ones(1, np.float32)
-            piece = member.progress.pieces.popleft()
-            member.push_early(local, statistics, [piece], 2)
-            member._let_arrive()
+            piece = client.progress.pieces.popleft()
+            client.push_early(local, statistics, [piece], 2)
+            client._let_arrive()
             if is_lost:
                 kill(cluster.server, 1, "before")
-                report_buffer = threading.Thread(target=member.tell, args=(Busy(),))
+                report_buffer = threading.Thread(target=client.tell, args=(Busy(),))
                 report_buffer.start()
                 follow(cluster, cluster.server)
                 report_buffer.join(20)
                 assert not report_buffer.is_alive()
-            assert member.catch_up(local + 1, statistics)
-            found = member.local.copy()
-            member.leave()
+            assert client.catch_up(local + 1, statistics)
+            found = client.local.copy()
+            client.leave()
             return found
 
     calm = answered(is_lost=False)
@@ -445,11 +445,11 @@ def test_a_server_lost_while_a_worker_rejoins_is_another_loss(
         cluster._ask("proceed", epoch=0)
         server_address = cluster.worker_spec(0).server_address
         cluster._hands.append((server_address.token, threading.current_thread()))
-        member = ServerClient(server_address, given.strategy)
-        member.ready()
+        client = ServerClient(server_address, given.strategy)
+        client.ready()
         monkeypatch.setattr(Link, "send", sent)
         report_buffer = threading.Thread(
-            target=member.tell, args=(Busy(),), name="comes back"
+            target=client.tell, args=(Busy(),), name="comes back"
         )
         kill(first := cluster.server, 1, "before")
         report_buffer.start()
@@ -463,4 +463,4 @@ def test_a_server_lost_while_a_worker_rejoins_is_another_loss(
         is_lost.set()
         report_buffer.join(30)
         assert not report_buffer.is_alive()
-        member.leave()
+        client.leave()

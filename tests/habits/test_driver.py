@@ -89,10 +89,10 @@ def test_scores_missing_after_an_interruption_are_reported(
         unscored=[1, 2],
     )  # fmt: skip
     arrays = {"vector": pool.center, "statistics": np.zeros(0, np.float32)}
-    restart = ServerCheckpoint(
+    checkpoint = ServerCheckpoint(
         sequencer={}, arrays=arrays, blob=b"", left_out=Skipped()
     )
-    pool.driver._go_on(ResumeState(restart=restart, diary=diary))
+    pool.driver._go_on(ResumeState(server=checkpoint, diary=diary))
     found = pool.model.history.history["val_loss"]
     assert found == pytest.approx([4.0, np.nan, np.nan], nan_ok=True)
     assert "epochs 2, 3 were not validated" in capsys.readouterr().out

@@ -72,7 +72,7 @@ def data(make: Any, rows: int = ROWS) -> tuple[Any, Any]:
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of what the driver is told of states, centers and checkpoints."""
     found = list[int]()
-    for name in ("read_restart", "read_epoch"):
+    for name in ("read_checkpoint", "read_epoch"):
         read = getattr(controller, name)
 
         def reading(head: Any, body: Any, *more: Any, read: Any = read) -> Any:

@@ -166,7 +166,7 @@ def test_a_large_frozen_part_stays_where_it_is(
 ) -> None:
     """What travels while workers train is of the trained part."""
     sizes = list[int]()
-    monkeypatch.setattr(controller, "read_restart", seen(sizes, "read_restart"))
+    monkeypatch.setattr(controller, "read_checkpoint", seen(sizes, "read_checkpoint"))
     monkeypatch.setattr(controller, "read_epoch", seen(sizes, "read_epoch"))
     x, y = data(ROWS)
     plain, model = net(FROZEN), net(FROZEN)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from shoal.engine.coordination.instructions import Refuse
 from shoal.engine.coordination.sequencer import Sequencer
-from tests.simulation.protocol import Fleet, draw
+from tests.simulation.protocol import ProtocolRun, draw
 from tests.simulation.protocol.server import SimServer
 from tests.simulation.protocol.store import Center
 
@@ -23,11 +23,11 @@ def stopped(seed: int, moment: int) -> tuple[SimServer, Center]:
     """A server in the middle of a run, and the center of its checkpoint."""
     scenario = draw(seed)
     trouble = Counter({**scenario.trouble, "crash": 0})
-    fleet = Fleet(replace(scenario, trouble=trouble))
+    run = ProtocolRun(replace(scenario, trouble=trouble))
     for _ in range(moment):
-        if not fleet.step():
+        if not run.step():
             break
-    server = fleet.server
+    server = run.server
     assert server is not None
     return (
         server,

@@ -22,7 +22,7 @@ from shoal.engine.transport.messages.events import Overdue
 from shoal.engine.transport.messages.worker_to_server import WorkerRequest
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.gradient_loop import GradientLoop
-from tests.simulation.failover import Succession, draw
+from tests.simulation.failover import FailoverRun, draw
 from tests.simulation.failover.network import Wire
 from tests.simulation.protocol import Violation
 
@@ -115,7 +115,7 @@ def follows_without_vectors(patch: Patch) -> None:
 @mutant
 def takes_over_without_the_numbers_of_questions(patch: Patch) -> None:
     def forget(server: Any) -> None:
-        for session in server.replica.sessions.values() if server._handover else ():
+        for session in server.replica.sessions.values() if server._failover else ():
             session.question = -1
 
     before(patch, Primary, "begin", forget)
@@ -124,7 +124,7 @@ def takes_over_without_the_numbers_of_questions(patch: Patch) -> None:
 @mutant
 def takes_over_without_its_answers(patch: Patch) -> None:
     def forget(server: Any) -> None:
-        for session in server.replica.sessions.values() if server._handover else ():
+        for session in server.replica.sessions.values() if server._failover else ():
             session.answer = None
 
     before(patch, Primary, "begin", forget)
@@ -157,8 +157,8 @@ def keeps_no_reports(patch: Patch) -> None:
 @mutant
 def forgets_who_called_meanwhile(patch: Patch) -> None:
     def forget(server: Any) -> None:
-        if server._handover:
-            server._handover.callers.clear()
+        if server._failover:
+            server._failover.callers.clear()
 
     before(patch, Primary, "begin", forget)
 
@@ -228,7 +228,7 @@ def catch(known: int = 0, most: int = MOST_SEEDS) -> int:
     """The known seed if it finds the bug, otherwise the first that does."""
     for seed in (known, *range(most)):
         try:
-            Succession(draw(seed)).run()
+            FailoverRun(draw(seed)).run()
         except Violation:
             return seed
     return -1

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import simulate
 from shoal.engine.coordination.sequencer import Sequencer
-from tests.simulation.protocol import KINDS, Fleet, Violation, draw
+from tests.simulation.protocol import KINDS, ProtocolRun, Violation, draw
 
 SCHEDULES = 2_000
 BLOCK = 250
@@ -28,16 +28,16 @@ def test_schedules_contain_every_kind_of_trouble() -> None:
     tally: Counter[str] = Counter()
     kinds: set[tuple[str, bool]] = set()
     for seed in range(300):
-        fleet = Fleet(draw(seed)).run()
-        tally += fleet.tally
-        kinds.add((fleet.scenario.kind, fleet.rules.has_barrier))
+        run = ProtocolRun(draw(seed)).run()
+        tally += run.tally
+        kinds.add((run.scenario.kind, run.rules.has_barrier))
     assert set(simulate.LABELS) <= set(+tally)
     assert len(kinds) == 2 * len(KINDS)
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS)))
 def test_the_same_seed_gives_the_same_run(seed: int) -> None:
-    assert Fleet(draw(seed)).run().log == Fleet(draw(seed)).run().log
+    assert ProtocolRun(draw(seed)).run().log == ProtocolRun(draw(seed)).run().log
 
 
 def test_a_failing_seed_says_how_to_replay_it(
@@ -49,8 +49,8 @@ def test_a_failing_seed_says_how_to_replay_it(
     seed, why = next(iter(broken.items()))
     simulate.report(seed, why)
     assert f"python -m benchmarks.simulate --seed {seed}" in capsys.readouterr().out
-    assert simulate.replay(Fleet(draw(seed))) == 1
+    assert simulate.replay(ProtocolRun(draw(seed))) == 1
     assert why in capsys.readouterr().out
     with pytest.raises(Violation) as caught:
-        Fleet(draw(seed)).run()
+        ProtocolRun(draw(seed)).run()
     assert "server hears" in "".join(caught.value.__notes__)

@@ -26,7 +26,7 @@ from shoal.engine.coordination.pushes import Pushes
 from shoal.engine.coordination.roster import Roster
 from shoal.engine.coordination.rounds import Round
 from shoal.engine.coordination.sequencer import Sequencer
-from tests.simulation.protocol import Fleet, Violation, draw, worker
+from tests.simulation.protocol import ProtocolRun, Violation, draw, worker
 from tests.simulation.protocol.server import SimServer
 from tests.simulation.protocol.store import Checkpoint
 
@@ -410,13 +410,13 @@ def restores_and_tells_of_no_epoch_that_was_complete(patch: Patch) -> None:
 
 @mutant
 def serves_before_its_lineage_is_stored(patch: Patch) -> None:
-    original = Fleet._keep
+    original = ProtocolRun._keep
 
-    def keep(self: Fleet, server: SimServer) -> None:
+    def keep(self: ProtocolRun, server: SimServer) -> None:
         server.has_new_lineage = not self.store.kept
         original(self, server)
 
-    patch.setattr(Fleet, "_keep", keep)
+    patch.setattr(ProtocolRun, "_keep", keep)
 
 
 @mutant
@@ -491,7 +491,7 @@ def deals_a_joiner_into_steps_that_were_dealt(patch: Patch) -> None:
 def first_violation() -> tuple[int, Violation] | None:
     for seed in range(MOST_SEEDS):
         try:
-            Fleet(draw(seed)).run()
+            ProtocolRun(draw(seed)).run()
         except Violation as violation:
             return seed, violation
     return None

@@ -32,7 +32,7 @@ from shoal.training.resume_state import Diary, ResumeState
 
 
 def test_a_resume_state_comes_back_from_a_storage(tmp_path: Path) -> None:
-    restart = ServerCheckpoint(
+    checkpoint = ServerCheckpoint(
         sequencer={"lineage": 2, "epochs": {"allowed": 1}},
         arrays={"vector": np.arange(4, dtype="f4"), "statistics": np.zeros(0, "f4"),
                 "sums/3": np.ones(2)},
@@ -49,18 +49,18 @@ def test_a_resume_state_comes_back_from_a_storage(tmp_path: Path) -> None:
         callbacks=b"states", unscored=[2], kept=[0.1, 3.0],
     )  # fmt: skip
     store = CheckpointStore(Folder.at(tmp_path)).open()
-    store.save(ResumeState(restart=restart, diary=diary).to_checkpoint())
+    store.save(ResumeState(server=checkpoint, diary=diary).to_checkpoint())
     found = store.latest(print)
     assert found is not None
     resume_state = ResumeState.of(found)
-    assert resume_state.restart.sequencer == restart.sequencer
-    assert resume_state.restart.blob == restart.blob
-    assert resume_state.restart.left_out == restart.left_out
-    assert resume_state.restart.snapshots == restart.snapshots
+    assert resume_state.server.sequencer == checkpoint.sequencer
+    assert resume_state.server.blob == checkpoint.blob
+    assert resume_state.server.left_out == checkpoint.left_out
+    assert resume_state.server.snapshots == checkpoint.snapshots
     assert resume_state.diary.unscored == [2]
-    for name, array in restart.arrays.items():
-        np.testing.assert_array_equal(resume_state.restart.arrays[name], array)
-        assert resume_state.restart.arrays[name].dtype == array.dtype
+    for name, array in checkpoint.arrays.items():
+        np.testing.assert_array_equal(resume_state.server.arrays[name], array)
+        assert resume_state.server.arrays[name].dtype == array.dtype
     np.testing.assert_equal(
         resume_state.diary.history, {"loss": [0.5, 0.25, float("nan")]}
     )

@@ -70,7 +70,7 @@ class Feed:
     ) -> None:
         self._spool, self._passes, self._rows = spool, passes, chunk_rows
         self._packing, self._epochs = packing, epochs
-        self._desk = _SpooledBatches(spool, ahead_bytes, kept_bytes)
+        self._batches = _SpooledBatches(spool, ahead_bytes, kept_bytes)
         self._stop = threading.Event()
         self.failure: DataError | None = None
         self._thread = threading.Thread(
@@ -92,7 +92,7 @@ class Feed:
                 if not self._write_epoch(epoch):
                     return
             while not self._stop.wait(_POLL_S):
-                self._desk.look()
+                self._batches.look()
         except Exception as error:  # this runs the user's code
             if not self._stop.is_set():
                 self._fail(error)
@@ -102,7 +102,7 @@ class Feed:
         batches = self._passes(epoch)
         for chunk, rows in enumerate(self._rows):
             place = BatchKey(epoch, chunk)
-            while not self._desk.has_room(place):
+            while not self._batches.has_room(place):
                 if self._stop.wait(_POLL_S):
                     return False
             if self._stop.is_set():
@@ -121,9 +121,9 @@ class Feed:
         waited = time.monotonic()
         while True:
             try:
-                self._desk.write(place, packed)
+                self._batches.write(place, packed)
             except NoRoom:
-                if self._desk.make_room() or not self._desk.is_wanted(place):
+                if self._batches.make_room() or not self._batches.is_wanted(place):
                     waited = time.monotonic()
                 elif time.monotonic() - waited > ROOM_S:
                     raise
@@ -194,7 +194,7 @@ class _SpooledBatches:
         return place <= self._furthest or self._ahead_bytes < self._limits[0]
 
     def look(self) -> None:
-        """Reads the wishes of workers, and deletes batches that they no longer need."""
+        """Reads requests of workers, and deletes batches that none of them needs."""
         before = self._furthest.epoch
         wanted, read = self._spool.marks()
         for place in wanted:

@@ -27,12 +27,12 @@ from shoal.vectors import Vector
 
 def conserves(strategy: Strategy) -> None:
     """An exchange keeps the sum of all local vectors and the center (to 1e-5)."""
-    stage = ExchangeCase(strategy=strategy)
+    case = ExchangeCase(strategy=strategy)
     for _ in range(5):
-        stage.wander()
-        before = stage.center + np.sum(list(stage.local.values()), axis=0)
-        stage.exchange()
-        after = stage.center + np.sum(list(stage.local.values()), axis=0)
+        case.wander()
+        before = case.center + np.sum(list(case.local.values()), axis=0)
+        case.exchange()
+        after = case.center + np.sum(list(case.local.values()), axis=0)
         near(after, before, "sum of local vectors and center")
 
 
@@ -40,18 +40,18 @@ def ignores_order(strategy: Strategy) -> None:
     """The order of arrival changes no bit; renaming workers changes one ulp at most."""
     samples = {0: 8.0, 1: 5.0, 2: 1.0}
     moved = {0: 2, 1: 0, 2: 1}
-    stages = [ExchangeCase(strategy=strategy) for _ in range(3)]
-    for stage in stages:
-        stage.wander()
-    messages, facts = stages[0].push(), stages[0].facts(samples)
-    replies = stages[0].serve(messages, facts)
+    cases = [ExchangeCase(strategy=strategy) for _ in range(3)]
+    for case in cases:
+        case.wander()
+    messages, facts = cases[0].push(), cases[0].facts(samples)
+    replies = cases[0].serve(messages, facts)
     late = dict(reversed(list(messages.items())))
-    late_replies = stages[1].serve(late, facts)
-    equal(stages[1].center, stages[0].center, "center under another arrival order")
+    late_replies = cases[1].serve(late, facts)
+    equal(cases[1].center, cases[0].center, "center under another arrival order")
     renamed = {moved[rank]: message for rank, message in messages.items()}
     weights = {moved[rank]: fact for rank, fact in facts.items()}
-    renamed_replies = stages[2].serve(renamed, weights)
-    np.testing.assert_array_max_ulp(stages[2].center, stages[0].center, maxulp=1)
+    renamed_replies = cases[2].serve(renamed, weights)
+    np.testing.assert_array_max_ulp(cases[2].center, cases[0].center, maxulp=1)
     for rank in messages:
         equal(late_replies[rank], replies[rank], f"reply to rank {rank}")
         np.testing.assert_array_max_ulp(
@@ -77,64 +77,64 @@ def repeats_nothing(strategy: Strategy) -> None:
 
 def equals_downpour(strategy: Strategy) -> None:
     """DynSGD with fresh messages and ADAG with one step a window are Downpour."""
-    stage = ExchangeCase(strategy=strategy)
+    case = ExchangeCase(strategy=strategy)
     downpour = ExchangeCase(strategy=Downpour())
     for exchange in range(3):
-        for each in (stage, downpour):
+        for each in (case, downpour):
             each.wander()
             messages = each.push(steps=1)
             fresh = {rank: Facts(staleness=1, updates=exchange) for rank in messages}
             each.serve(messages, fresh)
-        equal(stage.center, downpour.center, "center")
+        equal(case.center, downpour.center, "center")
 
 
 def equals_local_sgd(strategy: DiLoCo) -> None:
     """With outer learning rate 1 and no outer momentum it is local SGD (to 1e-5)."""
     plain = DiLoCo(outer_learning_rate=1.0, outer_momentum=0.0, period=strategy.period)
-    stages = ExchangeCase(strategy=plain), ExchangeCase(strategy=LocalSGD())
+    cases = ExchangeCase(strategy=plain), ExchangeCase(strategy=LocalSGD())
     for samples in ({}, {0: 8.0, 1: 3.0, 2: 0.5}):
-        for stage in stages:
-            stage.wander()
-            replies = stage.serve(stage.push(), stage.facts(samples))
+        for case in cases:
+            case.wander()
+            replies = case.serve(case.push(), case.facts(samples))
             for rank, reply in replies.items():
-                stage.local[rank] = stage.anchor[rank] = reply
-        near(stages[0].center, stages[1].center, "center")
+                case.local[rank] = case.anchor[rank] = reply
+        near(cases[0].center, cases[1].center, "center")
 
 
 def ones_stay_ones(strategy: Strategy) -> None:
     """If no worker moves, nothing moves: three epochs of ones give ones."""
-    stage = ExchangeCase(strategy=strategy)
-    stage.center[:] = 1
+    case = ExchangeCase(strategy=strategy)
+    case.center[:] = 1
     ones = sealed(np.ones(SIZE, np.float32))
-    stage.local = stage.anchor = dict.fromkeys(range(WORKERS), ones)
+    case.local = case.anchor = dict.fromkeys(range(WORKERS), ones)
     for _ in range(3):
         if strategy.exchanges == "gradients":
-            none = {rank: sealed(np.zeros(SIZE, np.float32)) for rank in stage.local}
-            replies = stage.serve(none, stage.facts())
+            none = {rank: sealed(np.zeros(SIZE, np.float32)) for rank in case.local}
+            replies = case.serve(none, case.facts())
             equal(replies[0], np.zeros(SIZE, np.float32), "mean of no gradients")
         else:
-            stage.exchange()
-            for local in stage.local.values():
+            case.exchange()
+            for local in case.local.values():
                 equal(local, ones, "local vector")
-        equal(stage.center, ones, "center")
+        equal(case.center, ones, "center")
 
 
 def weightless_rounds_are_finite(strategy: Strategy) -> None:
     """Messages of no weight, as zero sample weights give, make no NaN."""
-    stage = ExchangeCase(strategy=strategy)
-    stage.wander()
-    replies = stage.serve(stage.push(), stage.facts(dict.fromkeys(range(WORKERS), 0.0)))
-    for found in (stage.center, *replies.values()):
+    case = ExchangeCase(strategy=strategy)
+    case.wander()
+    replies = case.serve(case.push(), case.facts(dict.fromkeys(range(WORKERS), 0.0)))
+    for found in (case.center, *replies.values()):
         same(bool(np.isfinite(found).all()), True, "finite numbers")
 
 
 def survives_checkpoint(strategy: Strategy) -> None:
     """A run restored from its saved state goes on bit for bit."""
     first, second = ExchangeCase(strategy=strategy), ExchangeCase(strategy=strategy)
-    for stage in (first, second):
+    for case in (first, second):
         for _ in range(4):
-            stage.wander()
-            stage.exchange()
+            case.wander()
+            case.exchange()
     arrays = {"center": second.center, **second.state}
     file = io.BytesIO()
     np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
@@ -142,10 +142,10 @@ def survives_checkpoint(strategy: Strategy) -> None:
     saved = np.load(file, allow_pickle=False)
     second.center = saved["center"]
     second.state = {name: saved[name] for name in second.state}
-    for stage in (first, second):
+    for case in (first, second):
         for _ in range(4):
-            stage.wander()
-            stage.exchange()
+            case.wander()
+            case.exchange()
     equal(second.center, first.center, "center after a restore")
     for name in first.state:
         equal(second.state[name], first.state[name], f"state {name!r}")
@@ -153,39 +153,39 @@ def survives_checkpoint(strategy: Strategy) -> None:
 
 def changes_only_center_and_state(strategy: Strategy) -> None:
     """Messages and local vectors keep their bytes; state stays float32, in place."""
-    stage = ExchangeCase(strategy=strategy)
-    state = dict(stage.state)
+    case = ExchangeCase(strategy=strategy)
+    state = dict(case.state)
     for name, vector in state.items():
         same(vector.dtype, np.dtype(np.float32), f"dtype of state {name!r}")
         same(vector.shape, (SIZE,), f"shape of state {name!r}")
     for _ in range(3):
-        stage.wander()
-        kept = {rank: local.tobytes() for rank, local in stage.local.items()}
-        messages = stage.push()
+        case.wander()
+        kept = {rank: local.tobytes() for rank, local in case.local.items()}
+        messages = case.push()
         sent = {rank: message.tobytes() for rank, message in messages.items()}
-        replies = stage.serve(messages, stage.facts())
+        replies = case.serve(messages, case.facts())
         for rank, message in messages.items():
             same(message.tobytes(), sent[rank], f"message of rank {rank} unchanged")
             same(message.dtype, np.dtype(np.float32), "dtype of a message")
             same(replies[rank].dtype, np.dtype(np.float32), "dtype of a reply")
             pulled = strategy.pull(
-                stage.local[rank], stage.local[rank], stage.anchor[rank], replies[rank]
+                case.local[rank], case.local[rank], case.anchor[rank], replies[rank]
             )
             for vector in pulled:
                 same(vector.dtype, np.dtype(np.float32), "dtype after a pull")
-        for rank, local in stage.local.items():
+        for rank, local in case.local.items():
             same(local.tobytes(), kept[rank], f"local vector of rank {rank} unchanged")
-    same(set(stage.state), set(state), "names in the state")
+    same(set(case.state), set(state), "names in the state")
     for name, vector in state.items():
-        same(stage.state[name] is vector, True, f"state {name!r} changed in place")
+        same(case.state[name] is vector, True, f"state {name!r} changed in place")
 
 
 def keeps_steps_taken_meanwhile(strategy: Strategy) -> None:
     """Steps taken during an exchange are kept by the pull (to 1e-5)."""
-    stage = ExchangeCase(strategy=strategy)
-    stage.wander()
-    pushed, anchor = stage.local[0], stage.anchor[0]
-    reply = stage.serve(stage.push(), stage.facts())[0]
+    case = ExchangeCase(strategy=strategy)
+    case.wander()
+    pushed, anchor = case.local[0], case.anchor[0]
+    reply = case.serve(case.push(), case.facts())[0]
     taken = np.linspace(0.0, 0.5, SIZE, dtype=np.float32)
     at_rest, _ = strategy.pull(pushed, pushed, anchor, reply)
     moving, _ = strategy.pull(sealed(pushed + taken), pushed, anchor, reply)
@@ -195,21 +195,21 @@ def keeps_steps_taken_meanwhile(strategy: Strategy) -> None:
 def delivers_short_windows(strategy: Strategy) -> None:
     """A window of a single step is not lost on the way to the center."""
     for steps in (1, 2, max(1, strategy.period)):
-        stage = ExchangeCase(strategy=strategy, workers=1)
-        stage.wander()
-        before = stage.center.copy()
-        reply = stage.serve(stage.push(steps), stage.facts())[0]
-        moved = reply if strategy.exchanges == "gradients" else stage.center - before
+        case = ExchangeCase(strategy=strategy, workers=1)
+        case.wander()
+        before = case.center.copy()
+        reply = case.serve(case.push(steps), case.facts())[0]
+        moved = reply if strategy.exchanges == "gradients" else case.center - before
         same(bool(np.all(moved != 0)), True, f"an effect of {steps} steps")
 
 
 def divides_by_steps_taken(strategy: Strategy) -> None:
     """ADAG divides by the steps really taken, not by the period (to 1e-5)."""
-    stage = ExchangeCase(strategy=strategy)
-    stage.wander()
-    change = stage.local[0] - stage.anchor[0]
+    case = ExchangeCase(strategy=strategy)
+    case.wander()
+    change = case.local[0] - case.anchor[0]
     for steps in (1, 3, ADAG().period):
-        near(stage.push(steps)[0] * np.float32(steps), change, f"{steps} steps")
+        near(case.push(steps)[0] * np.float32(steps), change, f"{steps} steps")
 
 
 def writes_in_place_the_same(strategy: Strategy) -> None:
@@ -243,35 +243,35 @@ def writes_in_place_the_same(strategy: Strategy) -> None:
 
 def needs_no_anchor(strategy: Strategy) -> None:
     """Messages and local vectors are the same with the start of the steps as anchor."""
-    stage = ExchangeCase(strategy=strategy)
+    case = ExchangeCase(strategy=strategy)
     for _ in range(4):
-        start = dict(stage.local)
-        stage.wander()
-        messages, replies = stage.push(), stage.serve(stage.push(), stage.facts())
-        for rank, local in stage.local.items():
+        start = dict(case.local)
+        case.wander()
+        messages, replies = case.push(), case.serve(case.push(), case.facts())
+        for rank, local in case.local.items():
             message = strategy.push(local, start[rank], 2)
             equal(message, messages[rank], "message without an anchor")
             pulled, _ = strategy.pull(local, local, start[rank], replies[rank])
-            kept = strategy.pull(local, local, stage.anchor[rank], replies[rank])
+            kept = strategy.pull(local, local, case.anchor[rank], replies[rank])
             equal(pulled, kept[0], "local vector without an anchor")
-            stage.local[rank], stage.anchor[rank] = (sealed(v.copy()) for v in kept)
+            case.local[rank], case.anchor[rank] = (sealed(v.copy()) for v in kept)
 
 
 def changes_of_zero_change_nothing(strategy: Strategy) -> None:
     """If a message or a reply is a change, one of zeros changes nothing."""
-    stage = ExchangeCase(strategy=strategy)
-    stage.wander()
+    case = ExchangeCase(strategy=strategy)
+    case.wander()
     none = sealed(np.zeros(SIZE, np.float32))
     if strategy.message_is_change:
-        before = stage.center.copy()
-        replies = stage.serve(dict.fromkeys(stage.local, none), stage.facts())
-        equal(stage.center, before, "center after messages of zeros")
+        before = case.center.copy()
+        replies = case.serve(dict.fromkeys(case.local, none), case.facts())
+        equal(case.center, before, "center after messages of zeros")
         if strategy.reply_is_change:
             for rank, reply in replies.items():
                 equal(reply, none, f"reply to rank {rank}")
     if strategy.reply_is_change and strategy.exchanges == "weights":
-        for rank, local in stage.local.items():
-            pulled, _ = strategy.pull(local, local, stage.anchor[rank], none)
+        for rank, local in case.local.items():
+            pulled, _ = strategy.pull(local, local, case.anchor[rank], none)
             equal(pulled, local, "local vector after a reply of zeros")
 
 
@@ -305,13 +305,13 @@ def works_on_segments(strategy: Strategy) -> None:
 
 def _shares_no_memory(strategy: Strategy) -> None:
     """Two segments may be processed at once: results share no memory."""
-    stage, half = ExchangeCase(strategy=strategy), SIZE // 2
-    stage.wander()
-    messages, facts = stage.push(), stage.facts()
+    case, half = ExchangeCase(strategy=strategy), SIZE // 2
+    case.wander()
+    messages, facts = case.push(), case.facts()
 
     def verbs(part: slice) -> dict[str, Vector]:
-        center, local, anchor = stage.center[part], stage.local[0], stage.anchor[0]
-        state = {name: v[part] for name, v in stage.state.items()}
+        center, local, anchor = case.center[part], case.local[0], case.anchor[0]
+        state = {name: v[part] for name, v in case.state.items()}
         parts = {rank: v[part] for rank, v in messages.items()}
         pushed = strategy.push(local[part], anchor[part], 2)
         if isinstance(strategy, RoundStrategy):

@@ -144,7 +144,7 @@ class Driver(Observer):
 
         Values that callbacks set when training begins are changes to it.
         """
-        diary, arrays = resume_state.diary, resume_state.restart.arrays
+        diary, arrays = resume_state.diary, resume_state.server.arrays
         self._user.remember()
         self._restore(resume_state)
         known = self.changes.serial
@@ -170,11 +170,11 @@ class Driver(Observer):
 
     def _restore(self, resume_state: ResumeState) -> None:
         """Restores weights, state of workers and changes of callbacks in the model."""
-        diary, arrays = resume_state.diary, resume_state.restart.arrays
+        diary, arrays = resume_state.diary, resume_state.server.arrays
         self._watch.begin()
         self._user.remember(arrays["vector"], arrays["statistics"])
         self._user.learning_rate = diary.learning_rate
-        state = resume_state.restart.newest_state
+        state = resume_state.server.newest_state
         self._restore_state(state)
         _, known = unstamped(state or b"")
         self._watch.restore(Changes.read(diary.changes), known)
@@ -339,7 +339,7 @@ class Driver(Observer):
             kept=self._metrics.kept(is_over=self._epoch.is_over),
             samples=self._committed.total,
         )
-        self._options.keep(ResumeState(restart=found, diary=diary))
+        self._options.keep(ResumeState(server=found, diary=diary))
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Begins an epoch for callbacks, before workers do."""

@@ -82,7 +82,7 @@ def _unsaid(wanted: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def early_stage(
+def early_pool(
     strategy: Strategy, cluster: Any, workers: Any, threads: Any
 ) -> Generator[ProcessPool | None]:
     """Starts processes for a run of `fit` with these arguments, which are unchecked.

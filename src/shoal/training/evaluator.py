@@ -36,7 +36,7 @@ PURPOSE = Purpose(
     must="a process of its own",
     instead="leave validation='async' out",
     expected="Every epoch was expected to be validated",
-    relief="Pass a smaller validation_batch_size if memory is short, or leave "
+    advice="Pass a smaller validation_batch_size if memory is short, or leave "
     "validation='async' out",
 )
 

@@ -55,31 +55,31 @@ class Diary:
 class ResumeState:
     """The state of a run on the server, and in the user's process."""
 
-    restart: ServerCheckpoint
+    server: ServerCheckpoint
     diary: Diary
 
     def to_checkpoint(self) -> Checkpoint:
         """Returns this as plain values."""
-        restart = self.restart
+        server = self.server
         diary = dict(vars(self.diary))
         diary["history"] = {
             name: [np.asarray(value).tolist() for value in values]
             for name, values in self.diary.history.items()
         }
-        blobs = {OPTIMIZER: restart.blob, CALLBACKS: diary.pop("callbacks")}
+        blobs = {OPTIMIZER: server.blob, CALLBACKS: diary.pop("callbacks")}
         blobs[CHANGES] = diary.pop("changes")
-        snapshots = restart.snapshots.items()
+        snapshots = server.snapshots.items()
         blobs |= {_name(rank): snapshot.blob for rank, snapshot in snapshots}
         return Checkpoint(
             number=0,
             document={
-                "sequencer": restart.sequencer,
-                "left_out": restart.left_out.to_json(),
+                "sequencer": server.sequencer,
+                "left_out": server.left_out.to_json(),
                 "snapshots": [[r, s.incarnation, s.sequence] for r, s in snapshots],
                 "diary": diary,
-                "changes": restart.changes,
+                "changes": server.changes,
             },
-            arrays=restart.arrays,
+            arrays=server.arrays,
             blobs=blobs,
         )
 
@@ -91,7 +91,7 @@ class ResumeState:
             CheckpointError: The content is invalid, in spite of correct checksums.
         """
         try:
-            return cls(restart=_restart(checkpoint), diary=_diary(checkpoint))
+            return cls(server=_server(checkpoint), diary=_diary(checkpoint))
         except WRONG as error:
             raise CheckpointError(
                 f"checkpoint {checkpoint.number} does not hold what a run needs to go "
@@ -101,7 +101,7 @@ class ResumeState:
             ) from error
 
 
-def _restart(checkpoint: Checkpoint) -> ServerCheckpoint:
+def _server(checkpoint: Checkpoint) -> ServerCheckpoint:
     document = checkpoint.document
     return ServerCheckpoint(
         sequencer=dict(document["sequencer"]),

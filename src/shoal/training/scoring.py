@@ -64,7 +64,7 @@ PURPOSE = Purpose(
     must="workers",
     instead="pass workers=1",
     expected="Every chunk was expected to be computed",
-    relief="Pass fewer workers or a smaller batch_size if memory is short",
+    advice="Pass fewer workers or a smaller batch_size if memory is short",
 )
 CHUNKS_PER_WORKER = 4
 """Chunks of each worker: more than one, so that slow processes leave work to others."""

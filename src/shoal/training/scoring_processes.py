@@ -31,7 +31,7 @@ class Purpose:
         must: Processes on which the model's code must run as it does here.
         instead: Advice if the code cannot run there.
         expected: Expected result.
-        relief: Advice if memory is short.
+        advice: Advice if memory is short.
     """
 
     target: str
@@ -39,7 +39,7 @@ class Purpose:
     must: str
     instead: str
     expected: str
-    relief: str
+    advice: str
 
 
 @final
@@ -108,7 +108,7 @@ class ScoringProcesses:
         if self._losses > MOST_LOSSES:
             raise WorkerLost(
                 f"{gone.name} {gone.reason}; {MOST_LOSSES} of {MOST_LOSSES} "
-                f"replacements used. {purpose.expected}. {purpose.relief}. Its output:",
+                f"replacements used. {purpose.expected}. {purpose.advice}. Its output:",
                 rank=rank,
                 traceback=gone.output,
             )

@@ -190,8 +190,8 @@ def train(
         raise
     except NotFinite:
         try:
-            patience_s = STEP_SALVAGE_S if plan.exchanges_gradients else SALVAGE_S
-            driver.salvage(controller.rescue(patience_s))
+            timeout_s = STEP_SALVAGE_S if plan.exchanges_gradients else SALVAGE_S
+            driver.salvage(controller.rescue(timeout_s))
         finally:
             driver.abandon()
         raise
@@ -442,7 +442,7 @@ def _give(
         vector=layout.gather(weights),
         statistics=beside.gather(statistics),
         learning_rate=learning_rate_of(model),
-        restart=None if resume_state is None else resume_state.restart,
+        checkpoint=None if resume_state is None else resume_state.server,
         changes=changes,
         identity=identity,
         shards=plan.request.servers,

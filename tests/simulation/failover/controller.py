@@ -26,7 +26,7 @@ from tests.simulation.failover.network import Wire
 from tests.simulation.violation import Violation, require
 
 
-class Stage(Protocol):
+class Processes(Protocol):
     """Actions of a controller on processes."""
 
     @property
@@ -50,7 +50,7 @@ class Stage(Protocol):
         """Makes the standby's process the leader's."""
         ...
 
-    def hire(self, hint: int) -> None:
+    def start_worker(self, hint: int) -> None:
         """Starts a worker."""
         ...
 
@@ -64,14 +64,14 @@ class SimController(Controller[str]):
     """The controller of one run.
 
     Args:
-        stage: Stage of its processes.
+        processes: Processes of the run.
         epochs: Passes.
     """
 
-    def __init__(self, stage: Stage, epochs: int) -> None:
+    def __init__(self, processes: Processes, epochs: int) -> None:
         super().__init__(0, epochs)
-        self._stage = stage
-        self.wire: Wire | None = stage.call(is_leader=True)
+        self._processes = processes
+        self.wire: Wire | None = processes.call(is_leader=True)
         self.standby_peer: Wire | None = None
         self.wants_standby, self.generation = True, 0
         self.heard = 0
@@ -162,7 +162,7 @@ class SimController(Controller[str]):
         self.has_lost_workers = True
         token = self._tokens[head["rank"], head["incarnation"]]
         if token in self.hands:
-            self._stage.end_worker(token)
+            self._processes.end_worker(token)
             self._lost(token, head["rank"])
 
     def worker_ended(self, token: str) -> None:
@@ -172,26 +172,26 @@ class SimController(Controller[str]):
             self._lost(token, self.hands[token])
 
     def _replace(self, hint: int) -> None:
-        self._stage.hire(hint)
+        self._processes.start_worker(hint)
 
     # ----------------------------------------------------------------- servers
 
     def lost(self) -> None:
         """The leader is lost, or hangs: promotes the standby."""
-        self._stage.end_leader()
+        self._processes.end_leader()
         self.wire, self.standby_peer = self.standby_peer, None
         if self.wire is None:
             self.is_lost = True
             return
-        self._stage.promote()
-        self.command("lead", living=list(self._stage.living))
+        self._processes.promote()
+        self.command("lead", living=list(self._processes.living))
         self.wants_standby = True
         for kind, values in list(self._asked.items()):
             self.command(kind, **values)
 
     def _greet_standby(self) -> None:
         try:
-            wire = self._stage.call(is_leader=False)
+            wire = self._processes.call(is_leader=False)
         except ExchangeTimeout:
             self.lose_standby()
             return
@@ -204,6 +204,6 @@ class SimController(Controller[str]):
             self.standby_peer.hang_up()
             self.standby_peer = None
         if not self.wants_standby:
-            self._stage.end_standby()
+            self._processes.end_standby()
             self.command("alone", generation=self.generation)
             self.wants_standby = True

@@ -18,8 +18,8 @@ from shoal.engine.server.standby import Standby
 from tests.simulation.failover.controller import SimController
 from tests.simulation.failover.invariants import look_at_end, look_at_weights
 from tests.simulation.failover.network import Network, Wire
+from tests.simulation.failover.processes import Process, SimProcesses
 from tests.simulation.failover.scenario import Scenario
-from tests.simulation.failover.stage import Process, SimStage
 from tests.simulation.failover.strand import Strand
 from tests.simulation.schedules import Event, Schedule
 from tests.simulation.violation import require
@@ -35,7 +35,7 @@ NOTICED = 0.1  # chance that a leader that is stopped is found to be
 
 
 @final
-class Succession(Schedule[Scenario]):
+class FailoverRun(Schedule[Scenario]):
     """One simulated run.
 
     Args:
@@ -43,7 +43,7 @@ class Succession(Schedule[Scenario]):
 
     Example:
         >>> from tests.simulation.failover import draw
-        >>> run = Succession(draw(seed=1)).run()
+        >>> run = FailoverRun(draw(seed=1)).run()
         >>> run.tally["events"] > 0, run.controller.is_over
         (True, True)
     """
@@ -51,8 +51,8 @@ class Succession(Schedule[Scenario]):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario, TROUBLE)
         self.network = Network()
-        self.stage = SimStage(scenario, self.network, self.random)
-        self.controller = self.stage.controller
+        self.processes = SimProcesses(scenario, self.network, self.random)
+        self.controller = self.processes.controller
         self._idle = 0
 
     # ------------------------------------------------------------ schedule
@@ -62,7 +62,7 @@ class Succession(Schedule[Scenario]):
         try:
             yield
         finally:
-            for strand in self.stage.strands.values():
+            for strand in self.processes.strands.values():
                 strand.kill()
 
     def step(self) -> bool:
@@ -71,7 +71,7 @@ class Succession(Schedule[Scenario]):
         if (controller.is_over or controller.is_lost) and not self.network.is_closed:
             self._log("over", "lost" if controller.is_lost else "")
             self.tally["lost"] += controller.is_lost
-            self.stage.close()
+            self.processes.close()
         return super().step()
 
     def _if_only_slow(self, events: list[Event]) -> list[Event]:
@@ -95,39 +95,39 @@ class Succession(Schedule[Scenario]):
             (tick if is_tick else self.random.choice(events))()
 
     def _after_turn(self) -> None:
-        self.stage.bury()
+        self.processes.bury()
 
     def _events(self, *, is_slow: bool) -> list[Event]:
-        stage = self.stage
+        processes = self.processes
         found = [
             partial(self._hears, process, wire)
-            for process in stage.servers
+            for process in processes.servers
             if not process.connections.is_stopped
             for wire in process.connections.speaking
             if not (is_slow and self._is_passed_over(process, wire))
         ]
         found += [
             partial(self._works, token, strand)
-            for token, strand in stage.strands.items()
+            for token, strand in processes.strands.items()
             if strand.can_go
         ]
         return found + self._events_of_controller()
 
     def _events_of_controller(self) -> list[Event]:
-        found: list[Event] = [self._miss] if self.stage.exits else []
+        found: list[Event] = [self._miss] if self.processes.exits else []
         if self.network.is_closed:
             return found
-        controller, leader = self.controller, self.stage.leader
+        controller, leader = self.controller, self.processes.leader
         if controller.wire is not None and controller.wire.down:
             found.append(self._report)
         if leader is not None and leader.connections.is_stopped:
             found.append(self._find_silent)
-        follower = self.stage.follower
+        follower = self.processes.follower
         is_hung = follower is not None and follower.connections.is_stopped
         if is_hung and not controller.is_called:
             found.append(self._find_missing)
         if leader is not None and controller.wants_standby:
-            found.append(self.stage.start_standby)
+            found.append(self.processes.start_standby)
         return found
 
     def _is_waited_for(self) -> bool:
@@ -146,13 +146,13 @@ class Succession(Schedule[Scenario]):
 
     def _hears(self, process: Process, wire: Wire) -> None:
         process.connections.due = wire
-        name = "leader" if process is self.stage.leader else "standby"
+        name = "leader" if process is self.processes.leader else "standby"
         self._log(name, "hears", *_glance(wire))
         self._gives_turn(process)
 
     def _tick(self, seconds: float) -> None:
         self.network.now += seconds * self.random.random()
-        for process in self.stage.servers:
+        for process in self.processes.servers:
             if not process.connections.is_stopped:
                 self._gives_turn(process)
 
@@ -163,12 +163,12 @@ class Succession(Schedule[Scenario]):
             self._succeed(process, body)
         elif isinstance(body, BaseServer) and not body.is_running:
             body.close()
-            self.stage.ended(process)
+            self.processes.ended(process)
 
     def _succeed(self, process: Process, body: Standby) -> None:
         successor = body.succeed()
         if successor is None:
-            self.stage.ended(process)
+            self.processes.ended(process)
             return
         self._log("the standby leads")
         self.tally["succession"] += 1
@@ -178,7 +178,7 @@ class Succession(Schedule[Scenario]):
         successor.begin()
 
     def _works(self, token: str, strand: Strand) -> None:
-        link = self.stage.link_of(token)
+        link = self.processes.link_of(token)
         heard = () if link is None else _glance(link.socket)
         self._log("worker", token, *heard)
         self.network.strand = strand
@@ -193,16 +193,16 @@ class Succession(Schedule[Scenario]):
 
     def _miss(self) -> None:
         """The controller notices that a process has ended."""
-        stage = self.stage
-        what, which = stage.exits.pop(self.random.randrange(len(stage.exits)))
+        processes = self.processes
+        what, which = processes.exits.pop(self.random.randrange(len(processes.exits)))
         self._log("controller misses", what)
         if self.network.is_closed:
             return
         if what == "worker":
             self.controller.worker_ended(str(which))
-        elif which is stage.leader:
+        elif which is processes.leader:
             self.controller.lost()
-        elif which is stage.follower:
+        elif which is processes.follower:
             self.controller.lose_standby()
 
     def _find_silent(self) -> None:
@@ -222,59 +222,59 @@ class Succession(Schedule[Scenario]):
 
     def _can_lead(self) -> bool:
         """Whether the run can lose its leader; sometimes it may lose both servers."""
-        has_relief = self.controller.standby_peer is not None
-        is_there = has_relief and self.stage.follower is not None
+        has_standby = self.controller.standby_peer is not None
+        is_there = has_standby and self.processes.follower is not None
         return is_there or self.random.random() < UNRELIEVED
 
     def _crash(self) -> bool:
-        leader = self.stage.leader
+        leader = self.processes.leader
         if leader is None or not self._can_lead():
             return False
-        self.stage.ended(leader)
+        self.processes.ended(leader)
         return True
 
     def _hang(self) -> bool:
-        leader = self.stage.leader
+        leader = self.processes.leader
         if leader is None or leader.connections.is_stopped or not self._can_lead():
             return False
         leader.connections.is_stopped = True
         return True
 
     def _lose(self) -> bool:
-        follower = self.stage.follower
+        follower = self.processes.follower
         if follower is not None:
-            self.stage.ended(follower)
+            self.processes.ended(follower)
         return follower is not None
 
     def _deafen(self) -> bool:
-        follower = self.stage.follower
+        follower = self.processes.follower
         if follower is None or follower.connections.is_stopped:
             return False
         follower.connections.is_stopped = True
         return True
 
     def _split(self) -> bool:
-        follower = self.stage.follower
+        follower = self.processes.follower
         link = None if follower is None else follower.link
-        return link is not None and self.stage.cut(link)
+        return link is not None and self.processes.cut(link)
 
     def _any_worker(self) -> str | None:
-        living = list(self.stage.strands)
+        living = list(self.processes.strands)
         return self.random.choice(living) if living else None
 
     def _kill(self) -> bool:
         token = self._any_worker()
         if token is not None:
-            self.stage.end_worker(token)
+            self.processes.end_worker(token)
         return token is not None
 
     def _cut(self) -> bool:
         token = self._any_worker()
-        link = None if token is None else self.stage.link_of(token)
-        return link is not None and self.stage.cut(link)
+        link = None if token is None else self.processes.link_of(token)
+        return link is not None and self.processes.cut(link)
 
     def _late(self) -> bool:
-        self.stage.hire(-1)
+        self.processes.start_worker(-1)
         return True
 
     def _jump(self) -> bool:
@@ -284,7 +284,7 @@ class Succession(Schedule[Scenario]):
     # --------------------------------------------------------------- the end
 
     def _look_at_end(self) -> None:
-        left = list(self.stage.strands)
+        left = list(self.processes.strands)
         require(not left, "every worker ends", left)
         if self.controller.is_lost:
             return
@@ -298,7 +298,7 @@ class Succession(Schedule[Scenario]):
 
 
 def _run(scenario: Scenario) -> SimController:
-    return Succession(scenario).run().controller
+    return FailoverRun(scenario).run().controller
 
 
 def _glance(wire: Wire) -> tuple[str, ...]:

@@ -4,11 +4,11 @@ The sequencer, the ledger and the recovery function are those of a run. Workers 
 controller follow the engine's protocol, and connections, clock and storage are queues
 and numbers that a random schedule moves. Every run checks itself.
 
-    Fleet(draw(seed=7)).run()          # raises Violation if a promise is broken
+    ProtocolRun(draw(seed=7)).run()          # raises Violation if a promise is broken
 """
 
 from tests.simulation.protocol.scenario import KINDS, Scenario, draw
-from tests.simulation.protocol.schedule import Fleet
+from tests.simulation.protocol.schedule import ProtocolRun
 from tests.simulation.violation import Violation
 
-__all__ = ["KINDS", "Fleet", "Scenario", "Violation", "draw"]
+__all__ = ["KINDS", "ProtocolRun", "Scenario", "Violation", "draw"]

@@ -48,7 +48,7 @@ class SimController(Controller[int]):
             end = min(end, scenario.stop_after)
         super().__init__(place.upcoming, end)
         self.is_halted = place.is_halted
-        self.orders: deque[tuple[str, int]] = deque()
+        self.commands: deque[tuple[str, int]] = deque()
         self.timers: list[Timer] = []
         self.restarts = self._made = 0
         self.is_finishing = self.is_aborted = False
@@ -67,15 +67,15 @@ class SimController(Controller[int]):
         upcoming = self.upcoming = min(self.upcoming, sequencer.upcoming)
         self.is_halted |= sequencer.is_halted
         self._ended.clear()  # what is complete will be told again
-        self.orders.clear()
-        self.orders.append(("expect", self.expected))
+        self.commands.clear()
+        self.commands.append(("expect", self.expected))
         if self.is_halted and upcoming not in sequencer.ledger.epochs:
             self._shown = server.center
             self._end_run()  # it was halted between two epochs
             return
         self._proceed(upcoming)
         if self.is_halted:
-            self.orders.append(("halt", 0))
+            self.commands.append(("halt", 0))
 
     @property
     def expected(self) -> int:
@@ -86,7 +86,7 @@ class SimController(Controller[int]):
     def halt(self) -> None:
         """A callback stops the run."""
         self.is_halted = True
-        self.orders.append(("halt", 0))
+        self.commands.append(("halt", 0))
 
     def hear(self, report: Report) -> None:
         """Handles a report of the server."""
@@ -103,18 +103,18 @@ class SimController(Controller[int]):
             self._epoch_ended(report.epoch)
 
     def _proceed(self, epoch: int) -> None:
-        self.orders.append(("proceed", epoch))
+        self.commands.append(("proceed", epoch))
 
     def _end_run(self) -> None:
         self.final, self.is_over = self._shown, True
         self.timers = [timer for timer in self.timers if timer.task == "finish"]
-        self.orders.append(("ask", 0))
+        self.commands.append(("ask", 0))
         self._wait(STATE_S, "finish")
 
     def _finish(self) -> None:
         if not self.is_finishing:
             self.is_finishing = True
-            self.orders.append(("finish", 0))
+            self.commands.append(("finish", 0))
 
     # --------------------------------------------------------------- processes
 
@@ -135,7 +135,7 @@ class SimController(Controller[int]):
                 self.restarts += 1
                 self._wait(after_s, "worker", hint)
             case restart_policy.Shrink(workers):
-                self.orders.append(("expect", workers))
+                self.commands.append(("expect", workers))
             case restart_policy.Abort():
                 self.is_aborted = True
 

@@ -31,7 +31,7 @@ STUBBORN = 0.5  # chance that a worker sends what it pushed to a server that is 
 
 
 @final
-class Fleet(Schedule[Scenario]):
+class ProtocolRun(Schedule[Scenario]):
     """One simulated run.
 
     Args:
@@ -39,8 +39,8 @@ class Fleet(Schedule[Scenario]):
 
     Example:
         >>> from tests.simulation.protocol import draw
-        >>> fleet = Fleet(draw(seed=1)).run()
-        >>> fleet.tally["events"] > 0, fleet.controller.is_over
+        >>> run = ProtocolRun(draw(seed=1)).run()
+        >>> run.tally["events"] > 0, run.controller.is_over
         (True, True)
     """
 
@@ -58,7 +58,7 @@ class Fleet(Schedule[Scenario]):
         self.reports: deque[Report] = deque()
         self.server: SimServer | None = None
         for hint in range(self.rules.workers):
-            self._hire(hint)
+            self._start_worker(hint)
         self._serve(SimServer(Sequencer(self.rules), Center(), self.era))
 
     # ------------------------------------------------------------ schedule
@@ -90,7 +90,7 @@ class Fleet(Schedule[Scenario]):
         """Events that are no message to or from a worker."""
         found: list[Event] = []
         controller, is_up = self.controller, self.server is not None
-        if controller.orders and is_up:
+        if controller.commands and is_up:
             found.append(self._obey)
         if self.reports:
             found.append(self._report)
@@ -142,7 +142,7 @@ class Fleet(Schedule[Scenario]):
 
     def _obey(self) -> None:
         server = self._the_server()
-        order = self.controller.orders.popleft()
+        order = self.controller.commands.popleft()
         self._log("server obeys", order, server.obey(*order))
         self._take_reports(server)
 
@@ -166,7 +166,7 @@ class Fleet(Schedule[Scenario]):
         timer = self.controller.tick()
         self._log("clock", timer)
         if timer.task == "worker":
-            self._hire(timer.hint)
+            self._start_worker(timer.hint)
         elif timer.task == "server":
             self._restart()
 
@@ -176,7 +176,7 @@ class Fleet(Schedule[Scenario]):
 
     # --------------------------------------------------------------- workers
 
-    def _hire(self, hint: int) -> None:
+    def _start_worker(self, hint: int) -> None:
         self.started += 1
         line, is_summed = Line(self.started), self.scenario.is_summed
         worker = SimWorker(self.started, hint, line, is_summed)
@@ -223,7 +223,7 @@ class Fleet(Schedule[Scenario]):
 
     def _late(self) -> bool:
         if not self.controller.is_over:
-            self._hire(self.random.choice([-1, 0, 1, 2, 5]))
+            self._start_worker(self.random.choice([-1, 0, 1, 2, 5]))
         return not self.controller.is_over
 
     def _repeat(self) -> bool:
@@ -318,7 +318,7 @@ class Fleet(Schedule[Scenario]):
         now = self.controller.now
         self.controller = SimController(self.scenario, checkpoint.place, now)
         for hint in range(self.rules.workers):
-            self._hire(hint)
+            self._start_worker(hint)
         self._restore(checkpoint)
         return True
 

@@ -2,7 +2,7 @@
 
 It decides nothing about training (the server does) and nothing about Keras (the
 observer does). It turns reports of processes and the server into calls of the observer,
-and the observer's wishes into commands.
+and the observer's requests into commands.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.engine.controller.spec import ControllerSpec
 from shoal.engine.controller.standing_commands import StandingCommands
 from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.controller.worker_errors import error_of
-from shoal.engine.server.checkpoint import OptimizerSnapshot, read_restart
+from shoal.engine.server.checkpoint import OptimizerSnapshot, read_checkpoint
 from shoal.engine.server.records import Rescue
 from shoal.engine.server.reports import read_center, read_epoch, read_records
 from shoal.engine.server.spec import ServerSpec
@@ -173,7 +173,7 @@ class Controller:
         self._inbox.drop()
         self._supervisor.recall()
         self._settings.reached(-1)
-        if resume_point.server.restart is None:
+        if resume_point.server.checkpoint is None:
             # A server without a checkpoint has nothing to go back to, and reports
             # nothing.
             self._observer.on_event("rollback", lineage=0, clock=0, committed={})
@@ -189,9 +189,9 @@ class Controller:
 
     def _go_back(self, resume_point: ResumePoint) -> None:
         """Continues from a checkpoint, perhaps from before an end that was reported."""
-        restart, upcoming = resume_point.server.restart, self._job.first_epoch
-        if restart is not None:
-            upcoming = restart.open_sequencer(resume_point.server.rules).upcoming
+        checkpoint, upcoming = resume_point.server.checkpoint, self._job.first_epoch
+        if checkpoint is not None:
+            upcoming = checkpoint.open_sequencer(resume_point.server.rules).upcoming
         # `_keep_epoch` does not report the end of an epoch a second time.
         self._standing.go_back(upcoming)
 
@@ -234,7 +234,7 @@ class Controller:
             case EpochEnded():
                 self._keep_epoch(report, body)
             case RestartState():
-                self._keep_restart(report, body)
+                self._keep_checkpoint(report, body)
             case WorkerSnapshot():
                 self._keep_snapshot(report, body)
             case CenterShown() | OptimizerState():
@@ -277,11 +277,11 @@ class Controller:
         if self._resume_point is not None:
             self._resume_point.keep_lineage(lineage)
 
-    def _keep_restart(self, report: RestartState, body: memoryview) -> None:
+    def _keep_checkpoint(self, report: RestartState, body: memoryview) -> None:
         self._standing.checkpoint_came()
         if self._resume_point is not None:
-            restart = read_restart(report, body)
-            self._observer.on_checkpoint(self._resume_point.keep(restart))
+            checkpoint = read_checkpoint(report, body)
+            self._observer.on_checkpoint(self._resume_point.keep(checkpoint))
 
     def _keep_snapshot(self, report: WorkerState, body: memoryview) -> None:
         """Keeps a worker's state; under gradient exchange all have the same."""
@@ -387,21 +387,21 @@ class Controller:
             return None
         return None if found is None else read_center(*found)[:2]
 
-    def rescue(self, patience_s: float = RESCUE_S) -> Rescue | None:
+    def rescue(self, timeout_s: float = RESCUE_S) -> Rescue | None:
         """Returns what two requests give of the run, after Ctrl-C.
 
         It uses a new connection, as the old one may have been cut within a frame.
 
         Args:
-            patience_s: Seconds for each answer.
+            timeout_s: Seconds for each answer.
         """
         self._supervisor.dismiss()
         with contextlib.suppress(OSError, ShoalError):
-            old = self._servers.call_again(patience_s)
+            old = self._servers.call_again(timeout_s)
             if not old:
                 return None
             try:
-                found = self._ask(AskCenter(), CenterShown, patience_s)
+                found = self._ask(AskCenter(), CenterShown, timeout_s)
             finally:
                 # A server ends without a controller. Once it has answered, it knows
                 # the new connection and does not need the old one.
@@ -411,7 +411,7 @@ class Controller:
                 return None
             state = None
             with contextlib.suppress(KeyboardInterrupt):  # pressed again: no rescue
-                state = self._ask(AskState(), OptimizerState, patience_s)
+                state = self._ask(AskState(), OptimizerState, timeout_s)
             vector, statistics, _ = read_center(*found)
             return Rescue(
                 vector=vector,

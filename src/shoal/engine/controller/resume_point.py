@@ -29,7 +29,7 @@ class ResumePoint:
     ) -> None:
         self.server, self._make_worker = server, make_worker
         self.rollbacks = 0
-        before = server.restart
+        before = server.checkpoint
         self._left_out = Skipped() if before is None else before.left_out
         self._snapshots = {} if before is None else dict(before.snapshots)
 
@@ -45,31 +45,31 @@ class ResumePoint:
     @property
     def part(self) -> ServerSpec:
         """Returns a server's spec, without the parts for workers only."""
-        restart = self.server.restart
-        if restart is None:
+        checkpoint = self.server.checkpoint
+        if checkpoint is None:
             return self.server
-        return replace(self.server, restart=replace(restart, snapshots={}))
+        return replace(self.server, checkpoint=replace(checkpoint, snapshots={}))
 
     def keep_snapshot(self, rank: int, snapshot: OptimizerSnapshot) -> None:
         """Keeps a worker's optimizer state."""
         self._snapshots[rank] = snapshot
 
-    def keep(self, restart: ServerCheckpoint) -> ServerCheckpoint:
+    def keep(self, checkpoint: ServerCheckpoint) -> ServerCheckpoint:
         """Keeps a checkpoint; returns it with the parts that the server lacks."""
         known = {"left_out": self._left_out, "snapshots": dict(self._snapshots)}
-        restart = replace(restart, **known)
-        self.server = replace(self.server, restart=restart)
-        return restart
+        checkpoint = replace(checkpoint, **known)
+        self.server = replace(self.server, checkpoint=checkpoint)
+        return checkpoint
 
     def keep_lineage(self, lineage: int) -> None:
         """Keeps the lineage: the next server begins above it."""
-        if self.server.restart is not None:
-            self.keep(self.server.restart.at_least(lineage))
+        if self.server.checkpoint is not None:
+            self.keep(self.server.checkpoint.at_least(lineage))
 
     def next_lineage(self) -> None:
         """Raises the lineage: a third server must not share the second one's."""
-        if self.server.restart is not None:
-            self.keep_lineage(int(self.server.restart.sequencer["lineage"]) + 1)
+        if self.server.checkpoint is not None:
+            self.keep_lineage(int(self.server.checkpoint.sequencer["lineage"]) + 1)
 
     def leave_out(
         self, epoch: int, ranges: Iterable[Sequence[int]], rows: Iterable[int]

@@ -399,7 +399,7 @@ class Servers:
             self._standby_progress = self._progress_of(pair.standby)
             # It gets the state from the leader. A replica that begins from a checkpoint
             # reports a rollback.
-            server = replace(spec, restart=None)
+            server = replace(spec, checkpoint=None)
             self._generation += 1
             part = StandbySpec(
                 server=server, leader=pair.address, generation=self._generation

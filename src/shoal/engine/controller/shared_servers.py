@@ -58,21 +58,23 @@ def cut(
         sizes=sizes_of(spec.sizes, number, spec.shards),
         vector=spec.vector[part],
         statistics=nothing if number else spec.statistics,
-        restart=None if spec.restart is None else _cut(spec.restart, part, number),
+        checkpoint=None
+        if spec.checkpoint is None
+        else _cut(spec.checkpoint, part, number),
     )
 
 
-def _cut(restart: ServerCheckpoint, part: slice, number: int) -> ServerCheckpoint:
+def _cut(checkpoint: ServerCheckpoint, part: slice, number: int) -> ServerCheckpoint:
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, array in restart.arrays.items():
+    for name, array in checkpoint.arrays.items():
         if _is_vector(name):
             arrays[name] = array[part]
         elif number == 0:
             arrays[name] = array
     arrays.setdefault("statistics", np.zeros(0, np.float32))
     # The others only need to know whether there is an optimizer state.
-    blob = restart.blob[:1] if number else restart.blob
-    return replace(restart, arrays=arrays, blob=blob)
+    blob = checkpoint.blob[:1] if number else checkpoint.blob
+    return replace(checkpoint, arrays=arrays, blob=blob)
 
 
 def _is_vector(name: str) -> bool:
@@ -88,10 +90,10 @@ def join(message: Message, others: Sequence[Message]) -> Message:
     """
     report, body = message
     if isinstance(report, RestartState):
-        restarts = [
+        reports = [
             (other, part) for other, part in others if isinstance(other, RestartState)
         ]
-        return _join_restart(report, body, restarts)
+        return _join_checkpoint(report, body, reports)
     if not isinstance(report, ShowsCenter):
         raise RuntimeError(f"no report with a part of the vector: {report}")
     at = 4 * report.size
@@ -102,7 +104,7 @@ def join(message: Message, others: Sequence[Message]) -> Message:
     return whole, memoryview(b"".join(parts))
 
 
-def _join_restart(
+def _join_checkpoint(
     report: RestartState,
     body: memoryview,
     others: Sequence[tuple[RestartState, memoryview]],

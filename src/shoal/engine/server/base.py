@@ -77,7 +77,7 @@ class BaseServer(Listener):
     Args:
         spec: Spec of the server.
         connections: Connections of the peers; owned from now on.
-        handover: State from the standby that becomes this server; None for a new run.
+        failover: State from the standby that becomes this server; None for a new run.
         environment: Clock, and connections that this server makes itself.
     """
 
@@ -85,10 +85,10 @@ class BaseServer(Listener):
         self,
         spec: ServerSpec,
         connections: Connections,
-        handover: FailoverState | None = None,
+        failover: FailoverState | None = None,
         environment: Environment = SYSTEM,
     ) -> None:
-        self.spec, self._handover = spec, handover
+        self.spec, self._failover = spec, failover
         self._environment, self._clock = environment, environment.clock
         self._connections = connections
         self._replication = Replication(connections, environment.clock)
@@ -103,7 +103,7 @@ class BaseServer(Listener):
         }
         self._is_running = True
         self._flushed = self._clock()
-        if handover is None:
+        if failover is None:
             self._report_channel, self._straggler_timeout = (
                 ReportChannel(),
                 StragglerTimeout(),
@@ -112,10 +112,10 @@ class BaseServer(Listener):
             self._carry_out(self.replica.take_effects())
         else:
             self._report_channel, self._straggler_timeout = (
-                handover.report_channel,
-                handover.straggler_timeout,
+                failover.report_channel,
+                failover.straggler_timeout,
             )
-            self.replica = handover.replica
+            self.replica = failover.replica
         self._spread = InPairs()
         self.replica.center.spread(self._spread, self._spread.beside(self._count_busy))
         connections.deliver_to(self)
@@ -341,23 +341,23 @@ class BaseServer(Listener):
             StrategyFailed: The strategy failed at an event that the lost server may not
                 have reported, or fails now.
         """
-        handover = self._handover
-        if handover is None:
+        failover = self._failover
+        if failover is None:
             self._start(None)
             return
-        heard = handover.lead.heard or 0
-        self._report_channel.attach(self._replication.send, handover.controller, heard)
+        heard = failover.lead.heard or 0
+        self._report_channel.attach(self._replication.send, failover.controller, heard)
         self._mention(Leads())
-        if handover.failure is not None:  # the controller is attached, and is told
-            raise handover.failure
-        self._start(handover)
+        if failover.failure is not None:  # the controller is attached, and is told
+            raise failover.failure
+        self._start(failover)
         # After `_start`, in which number 0 forgets workers whose processes have ended:
         # it refuses a late message of such a worker.
-        for peer, head, _ in handover.callers:
+        for peer, head, _ in failover.callers:
             if not peer.is_gone:
                 peer.role = "" if peer.role == "caller" else peer.role
                 self._connections.deliver_again(peer, head)
 
     @abstractmethod
-    def _start(self, handover: FailoverState | None) -> None:
+    def _start(self, failover: FailoverState | None) -> None:
         """Begins to lead; peers that called before are handled after this."""

@@ -89,7 +89,7 @@ class ServerCheckpoint:
         epoch_totals.adopt(sums)
 
 
-def pack_restart(
+def pack_checkpoint(
     sequencer: Sequencer,
     center: Center,
     epoch_totals: EpochTotals,
@@ -119,8 +119,8 @@ def pack_restart(
     return report, [*(array.tobytes() for array in arrays.values()), blob]
 
 
-def read_restart(report: RestartState, body: memoryview) -> ServerCheckpoint:
-    """The inverse of `pack_restart`."""
+def read_checkpoint(report: RestartState, body: memoryview) -> ServerCheckpoint:
+    """The inverse of `pack_checkpoint`."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     at = 0
     for name, dtype, size in report.arrays:

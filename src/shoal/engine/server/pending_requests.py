@@ -15,7 +15,7 @@ from typing import Any, final
 from shoal.engine.coordination.instructions import Instruction
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.server.center import Center
-from shoal.engine.server.checkpoint import pack_restart
+from shoal.engine.server.checkpoint import pack_checkpoint
 from shoal.engine.server.reports import ReportBuffer
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.changes import Changes
@@ -171,7 +171,7 @@ class PendingRequests:
         """Answers the controller's request, if there is one."""
         if self._is_whole_wanted:
             self._is_whole_wanted = False
-            report, body = pack_restart(
+            report, body = pack_checkpoint(
                 sequencer,
                 self._center,
                 self._report_buffer.epoch_totals,

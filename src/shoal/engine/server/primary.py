@@ -77,7 +77,7 @@ class Primary(BaseServer):
     Args:
         spec: Spec of the server.
         connections: Connections of the peers; owned from now on.
-        handover: State from the standby that becomes this server; None for a new run.
+        failover: State from the standby that becomes this server; None for a new run.
         environment: Clock, and connections that this server makes itself.
     """
 
@@ -85,10 +85,10 @@ class Primary(BaseServer):
         self,
         spec: ServerSpec,
         connections: Connections,
-        handover: FailoverState | None = None,
+        failover: FailoverState | None = None,
         environment: Environment = SYSTEM,
     ) -> None:
-        super().__init__(spec, connections, handover, environment)
+        super().__init__(spec, connections, failover, environment)
         self._began = self._clock() - self.replica.at
         self._split_messages = SplitMessages(spec.others)
         self._shards = ShardPeers(spec.others, connections, self._replication)
@@ -406,12 +406,12 @@ class Primary(BaseServer):
         if session.rank not in self._workers:
             self._leave(session, reason, is_hung=False)
 
-    def _start(self, handover: FailoverState | None) -> None:
-        if handover is None:
+    def _start(self, failover: FailoverState | None) -> None:
+        if failover is None:
             return
         now = self._clock()
         for session in list(self.replica.sessions.values()):
             # It may call at the address of the lost server, where nobody answers.
             session.liveness.returns(now, within_s=TURN_S)
-            if session.token not in handover.lead.living:
+            if session.token not in failover.lead.living:
                 self._forget(session)

@@ -107,11 +107,11 @@ class Replica(Interpreter):
         """Seconds of the run at the last event."""
         self.report_buffer = ReportBuffer(spec.sizes, self._effects, spec.losses)
         self.event_log = EventLog(spec.others)
-        restart = spec.restart
+        checkpoint = spec.checkpoint
         self.sequencer = (
             Sequencer(spec.rules)
-            if restart is None
-            else restart.open_sequencer(spec.rules)
+            if checkpoint is None
+            else checkpoint.open_sequencer(spec.rules)
         )
         # The center is changed in place. A server process owns the vectors of its spec;
         # elsewhere the caller may still use them.
@@ -126,22 +126,22 @@ class Replica(Interpreter):
         )
         self._strategy_calls = StrategyCalls(self.center, self._callback_changes)
         self._nan_status = NanStatus.FINITE
-        if restart is not None:
-            restart.fill(self.center, self.report_buffer.epoch_totals)
+        if checkpoint is not None:
+            checkpoint.fill(self.center, self.report_buffer.epoch_totals)
             # Older changes are in the checkpoint; workers may have moved them since.
-            fresh = self.changes.after(restart.changes)
+            fresh = self.changes.after(checkpoint.changes)
             fresh.write_statistics(self.center.statistics)
         self._pending_requests = PendingRequests(
             self.center,
             self.report_buffer,
             self.state,
             version=self.sequencer.version,
-            blob=b"" if restart is None else restart.blob,
+            blob=b"" if checkpoint is None else checkpoint.blob,
             changes=self.changes,
             exchanges_gradients=spec.rules.exchanges_gradients,
         )
         # The controller may have heard of steps that the checkpoint does not have.
-        if restart is not None:
+        if checkpoint is not None:
             self._tell_rollback(self.sequencer.lineage)
 
     @property
@@ -173,13 +173,10 @@ class Replica(Interpreter):
             "plain": {name: getattr(self, name) for name in self._PLAIN},
             "changes": self.changes.found,
             "center": self.center.freeze(),
-            # These names are sent to standbys and stay as they were: "teller" is the
-            # report buffer, "wants" the pending requests, "posts" the sessions,
-            # "orders" the event log.
-            "teller": self.report_buffer.freeze(),
-            "wants": self._pending_requests.freeze(),
-            "posts": [session.freeze() for session in self.sessions.values()],
-            "orders": self.event_log.freeze(),
+            "report_buffer": self.report_buffer.freeze(),
+            "pending_requests": self._pending_requests.freeze(),
+            "sessions": [session.freeze() for session in self.sessions.values()],
+            "event_log": self.event_log.freeze(),
         }
 
     def thaw(self, found: dict[str, Any]) -> None:
@@ -191,11 +188,11 @@ class Replica(Interpreter):
             setattr(self, name, value)
         self._callback_changes.replace(found["changes"])
         self.center.thaw(found["center"])
-        self.report_buffer.thaw(found["teller"])
-        self._pending_requests.thaw(found["wants"])
-        self.event_log.thaw(found["orders"])
+        self.report_buffer.thaw(found["report_buffer"])
+        self._pending_requests.thaw(found["pending_requests"])
+        self.event_log.thaw(found["event_log"])
         sessions = [
-            WorkerSession.thaw(self.spec.sizes, frozen) for frozen in found["posts"]
+            WorkerSession.thaw(self.spec.sizes, frozen) for frozen in found["sessions"]
         ]
         self.sessions = {session.rank: session for session in sessions}
 

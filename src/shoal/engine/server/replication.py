@@ -18,6 +18,7 @@ from shoal.engine.coordination.timeouts import PAUSE_S, TIMES, StragglerTimeout
 from shoal.engine.server.replica import Replica
 from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.session import WorkerSession
+from shoal.engine.server.strategy_calls import StrategyFailed
 from shoal.engine.transport.heartbeat import SLOWEST
 from shoal.engine.transport.listener import Connections, Peer
 from shoal.engine.transport.messages.base import (

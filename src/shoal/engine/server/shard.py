@@ -66,7 +66,7 @@ class ShardServer(BaseServer):
     Args:
         spec: Spec of the server.
         connections: Connections of the peers; owned from now on.
-        handover: State from the standby that becomes this shard; None for a new run.
+        failover: State from the standby that becomes this shard; None for a new run.
         environment: Clock, and connections that this server makes itself.
     """
 
@@ -74,10 +74,10 @@ class ShardServer(BaseServer):
         self,
         spec: ServerSpec,
         connections: Connections,
-        handover: FailoverState | None = None,
+        failover: FailoverState | None = None,
         environment: Environment = SYSTEM,
     ) -> None:
-        super().__init__(spec, connections, handover, environment)
+        super().__init__(spec, connections, failover, environment)
         self._primary: Peer | None = None
         self._event_log: deque[LogEntry] = deque()
         self._attending: dict[Peer, Attend] = {}
@@ -113,9 +113,9 @@ class ShardServer(BaseServer):
         if moving and self._primary is not None:
             self._connections.send(self._primary, Moving(ranks=tuple(moving)))
 
-    def _start(self, handover: FailoverState | None) -> None:
-        if handover is not None and handover.lead.order is not None:
-            self._follow(handover.lead.order, FOLLOW_S)
+    def _start(self, failover: FailoverState | None) -> None:
+        if failover is not None and failover.lead.order is not None:
+            self._follow(failover.lead.order, FOLLOW_S)
         elif self.spec.order is not None:
             self._follow(self.spec.order, START_S)
 

@@ -27,7 +27,7 @@ class ServerSpec:
         vector: Initial weights.
         statistics: Initial statistics.
         learning_rate: Learning rate of the driver's optimizer, None for a schedule.
-        restart: State that an earlier server left, None for the first one.
+        checkpoint: State that an earlier server left, None for the first one.
         changes: Changes that callbacks made in the model since the run began.
         identity: Identity for TLS, None without it.
         is_private: Nothing else uses these vectors: the center takes over their memory.
@@ -44,7 +44,7 @@ class ServerSpec:
     vector: Vector
     statistics: Vector
     learning_rate: float | None = None
-    restart: ServerCheckpoint | None = None
+    checkpoint: ServerCheckpoint | None = None
     changes: Changes = field(default_factory=Changes)
     identity: Identity | None = None
     is_private: bool = False

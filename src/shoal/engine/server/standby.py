@@ -209,7 +209,7 @@ class Standby(Listener):
         self._leave_leader()
         # No message was handled since; workers need a moment to return.
         self._straggler_timeout.forgive(self._clock() - self._took_at)
-        handover = FailoverState(
+        failover = FailoverState(
             replica=self._replica,
             report_channel=self._report_channel,
             straggler_timeout=self._straggler_timeout,
@@ -219,7 +219,7 @@ class Standby(Listener):
             failure=self._failure,
         )
         kind = ShardServer if self._spec.shard else Primary
-        server = kind(self._spec, self._connections, handover, self._environment)
+        server = kind(self._spec, self._connections, failover, self._environment)
         self._server.put(server)
         return server
 

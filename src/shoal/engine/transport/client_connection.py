@@ -43,7 +43,7 @@ class ServerAddress:
         other: Address of its standby, present or later; None if there is none.
         secret: Result of `worker_secret` for the run's secret.
         sizes: Sizes of the vectors.
-        hint: The rank it wishes for.
+        hint: The rank that it asks for.
         token: Name of its process for the controller.
         node: Its machine, if it is the server's; other workers tell their address.
         wants_slot: Vectors go through shared memory if both are at one address.

@@ -75,9 +75,7 @@ class LocalWeights:
             local: Weights after the steps.
             steps: Number of steps.
         """
-        push_into(
-            self._strategy, message, local, self._start, steps, self._spread
-        )
+        push_into(self._strategy, message, local, self._start, steps, self._spread)
 
     def remember(self, local: Vector, statistics: Vector) -> None:
         """Remembers what is pushed early.

@@ -65,7 +65,7 @@ class Process:
 
 
 @final
-class SimStage:
+class SimProcesses:
     """All processes of one run.
 
     Args:
@@ -92,7 +92,7 @@ class SimStage:
         self.leader: Process | None = self._listen(self._start_server())
         self.controller = SimController(self, scenario.epochs)
         for hint in range(scenario.workers):
-            self.hire(hint)
+            self.start_worker(hint)
 
     @property
     def servers(self) -> list[Process]:
@@ -180,7 +180,7 @@ class SimStage:
         """Tokens of workers whose process lives."""
         return list(self.strands)
 
-    def hire(self, hint: int) -> None:
+    def start_worker(self, hint: int) -> None:
         """Starts a worker."""
         self._hired += 1
         token = f"{self._hired}"
