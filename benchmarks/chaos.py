@@ -44,7 +44,7 @@ STRATEGIES = ("aeasgd", "local_sgd", "all_reduce")
 WORKERS, BATCH = 3, 64
 PICTURE = Path(__file__).parents[1] / "docs/assets/chaos.png"
 EVERY_S = 15.0
-GRACE_S = 5.0  # for the last process to be gone
+GRACE_S = 5.0  # until the last process has ended
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -112,7 +112,7 @@ def roles_of(living: Sequence[psutil.Process]) -> list[tuple[str, psutil.Process
     """The leader, the standby and the workers; processes that still start are left out.
 
     Args:
-        living: Processes, the oldest first: whoever leads is older than its standby.
+        living: Processes, the oldest first: a leading server is older than its standby.
     """
     servers, workers = list[psutil.Process](), list[psutil.Process]()
     for process in living:
@@ -261,7 +261,7 @@ def main() -> None:
     if not path.is_file():
         parser.error(f"{path} is no file: set SHOAL_DATA to the folder of mnist.npz")
     digits = read_mnist(path)
-    warnings.simplefilter("ignore", ShoalWarning)  # of more workers than cores
+    warnings.simplefilter("ignore", ShoalWarning)  # more workers than cores
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         settle(Path(folder))
         choices = (1, 0) if options.spares is None else (options.spares,)
@@ -281,7 +281,7 @@ def settle(folder: Path) -> None:
     for variable in ("TMPDIR", "SHOAL_RUNS", "SHOAL_CACHE"):
         os.environ[variable] = str(folder / variable)
         (folder / variable).mkdir()
-    tempfile.tempdir = None  # asks the environment again
+    tempfile.tempdir = None  # Python reads the environment again
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Programs that train the same work in turns, each time in a process of its own.
 
-This file runs them and says what came of it. Every figure is a median of the repeats;
-the first epoch of each, with all that is compiled, is left out of samples/s, and is in
-the seconds of the whole, from the start of the process to the trained model.
+This file runs the programs and prints their figures, medians of the repeats. Samples/s
+leave out the first epoch, in which programs are compiled. The cold start includes it:
+it lasts from the start of the process to the trained model.
 """
 
 from __future__ import annotations

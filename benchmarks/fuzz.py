@@ -35,8 +35,8 @@ from shoal.wire.handshake import worker_secret
 
 ROWS, BATCH, PERIOD = 200_000, 64, 20
 LIVE_S, DUMMY_S = 10.0, 4.0
-BURST = 400  # slow ones that call at once, every other time: more than are let in
-SETTLE_S = 0.5  # after a change of the aim, not counted
+BURST = 400  # slow connections in every other phase: more than a server accepts
+SETTLE_S = 0.5  # after a change of the target; frames of it are not counted
 MIB = 1 << 20
 
 
@@ -106,7 +106,7 @@ class Campaign(threading.Thread):
         pipe, end = context.Pipe()
         fuzzer = context.Process(target=serve_orders, args=(end, live, blind))
         fuzzer.start()
-        pipe.recv()  # it has imported what it needs
+        pipe.recv()  # the fuzzer has loaded its imports
         self.rss.append(server.memory_info().rss)
         try:
             self._fire(pipe, server)
@@ -142,7 +142,7 @@ class Campaign(threading.Thread):
             else:
                 self.tally += tally
                 calls = sum(n for k, n in tally.items() if k.endswith("connections"))
-                # The dummy gets as many: the slower of the two sets the pace.
+                # The dummy gets as many frames: the slower of both sets the rate.
                 rate = min(self._rate, tally["frames"] / seconds)
                 mean = tally["frames"] / max(1, calls)
             self._tell(where, tally["frames"] / seconds)
@@ -238,16 +238,16 @@ def report(
     print(f"\n{seconds:,.0f} s, of them {campaign.seconds['live']:,.0f} s under fire")
     for name, value in [
         ("frames sent", tally["frames"]),
-        ("  by strangers, before or instead of a greeting", tally["stranger frames"]),
-        ("  by peers that had not joined", tally["peer frames"]),
+        ("  by callers that did not prove the secret", tally["stranger frames"]),
+        ("  by callers that had not joined", tally["peer frames"]),
         ("  by workers that had joined", tally["worker frames"]),
         ("connections for them", sum(
             n for k, n in tally.items() if k.endswith("connections"))),
         ("slow or half-open connections", tally["slow"]),
-        ("  of them seen off by the server", tally["slow seen off"]),
-        ("bytes that strangers heard", tally["leaked"]),
-        ("lines about strangers in the run's events", kinds["stranger"]),
-        ("  callers they tell of", turned_away),
+        ("  of them closed by the server", tally["slow seen off"]),
+        ("bytes sent to callers that did not prove the secret", tally["leaked"]),
+        ("events about rejected callers", kinds["stranger"]),
+        ("  callers in these events", turned_away),
         ("workers lost, servers lost", kinds["worker_lost"] + kinds["server_lost"]),
         ("epochs trained", until.epochs),
         ("samples committed", sum(watch.committed.values())),
@@ -261,10 +261,10 @@ def report(
     promises = {
         "the campaign ran to its end": not campaign.error,
         "every epoch has every sample once": exact,
-        "strangers heard nothing": tally["leaked"] == 0,
+        "callers that did not prove the secret were sent nothing": tally["leaked"] == 0,
         "no process was lost": kinds["worker_lost"] + kinds["server_lost"] == 0,
         "the server's memory is bounded (64 MiB more)": most - before < 64 * MIB,
-        # Few turns tell nothing of it: a shared machine changes more in a minute.
+        # A shared machine changes by more than that within a minute.
         "throughput within 10 %": live > 0.9 * dummy or campaign.seconds["live"] < 60,
     }
     broken = [name for name, holds in promises.items() if not holds]

@@ -23,8 +23,8 @@ from shoal.wire.handshake import ANSWER_BYTES, Caller, NoProof
 from tests.support.fuzzing import Mutator
 
 AT_ONCE = 48  # connections that send frames
-SLOW_AT_ONCE = 400  # that dawdle: more than a server takes
-HELD_S = 15.0  # a slow one is given up
+SLOW_AT_ONCE = 400  # slow connections: more than a server accepts
+HELD_S = 15.0  # until a slow connection is closed
 PAUSE_S = 0.002  # between frames of one connection, so that the server can hang up
 MOST_FRAMES = 400
 KINDS = ("stranger", "peer", "worker")

@@ -163,7 +163,7 @@ def main() -> None:
             for strategy in given.strategies
             for place in (folder, f"s3://{BUCKET}", folder)
         ]
-        urllib.request.urlopen(url).close()  # still there
+        urllib.request.urlopen(url).close()  # the store still answers
     draw([run for number, run in enumerate(found) if number % 3 < 2], given.picture)
     for number, remote in enumerate(found[1::3]):
         before, after = (found[3 * number + at]["warm_per_s"] for at in (0, 2))

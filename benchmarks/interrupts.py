@@ -35,12 +35,12 @@ import psutil
 MOMENTS = ("start", "training", "epoch", "checkpoint", "closing")
 STRATEGIES = ("all_reduce", "aeasgd", "downpour", "local_sgd", "diloco")
 LIMIT_S = 5.0
-"""From the first press to the end of `fit`."""
+"""Longest time from the first Ctrl-C to the end of `fit`."""
 
 HANGS_S = 60.0
-LATEST_S = 0.4  # between presses, and from a moment until the first of them
+LATEST_S = 0.4  # longest delay from a moment to the first Ctrl-C, and between two
 DELAYS_S = {"start": 2.5, "closing": 0.1}
-"""Where they are others: the start takes long, and the end does not."""
+"""Other longest delays: a start takes longer, an end is shorter."""
 
 PROGRAM = """
 import json, os, signal, sys
@@ -201,7 +201,7 @@ class Trainee:
             self.process.stdin.flush()
         said = self.hear(press.moment, HANGS_S)
         if said is None and self.process.wait(HANGS_S) == -signal.SIGINT:
-            return None  # the last press came when its run was over
+            return None  # the last Ctrl-C came after the end of its run
         if said is None or said["word"] == "done":
             raise RuntimeError(f"never came to {press.moment}: {said}")
         time.sleep(press.delay_s)
@@ -212,7 +212,7 @@ class Trainee:
         began = time.monotonic()
         self._press()
         for gap_s in press.gaps_s:
-            if self._has_ended(gap_s):  # whoever presses now does not mean the run
+            if self._has_ended(gap_s):  # the run has ended: no further Ctrl-C is sent
                 break
             self._press()
         said = self.hear("done", HANGS_S)
@@ -283,7 +283,7 @@ def _told(press: Press, said: dict[str, Any], seconds: float) -> Found:
         found.wrong.append("handlers are others")
     if said["children"]:
         found.wrong.append(f"{said['children']} children")
-    # A press while a run closes is raised when it has finished.
+    # Ctrl-C while a run closes is raised after the run has finished.
     if said["status"] not in (said["how"], "finished", "none"):
         found.wrong.append(f"the run is {said['status']}")
     return found

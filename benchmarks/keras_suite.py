@@ -132,11 +132,11 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "results.json")
         copies = [_copy(file, Path(folder)) for file in files]
-        # Not as `benchmarks.`: a source tree of Keras has a package of that name.
+        # No module of `benchmarks`: a source tree of Keras has a package of that name.
         shutil.copy(PLUGIN, folder)
         path = [folder, *([str(source)] if source else [])]
         environment = {
-            "KERAS_BACKEND": BACKEND,  # where nothing says another; Keras' own differs
+            "KERAS_BACKEND": BACKEND,  # the default here; Keras has another one
             **os.environ,
             **settings,
             "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]),

@@ -18,8 +18,8 @@ from pathlib import Path
 STRATEGIES = ("aeasgd", "all_reduce", "local_sgd", "downpour", "diloco")
 ROWS, EPOCHS = 60_000, 6
 POLL_S = 0.02
-LATEST = 0.9  # of the undisturbed time: a run that is over cannot be killed
-LONGEST_END_S = 60.0  # for the processes of the last kill
+LATEST = 0.9  # share of the undisturbed time; later the run may have ended
+LONGEST_END_S = 60.0  # until the processes of the last killed run have ended
 
 _TRAIN = f"""
 import sys, numpy as np, keras, shoal
@@ -92,7 +92,7 @@ def undisturbed(root: Path, strategy: str) -> float:
     from shoal.runs.store import open_run
 
     found: list[float] = []
-    for number in range(2):  # the first one compiles, those to come need not
+    for number in range(2):  # the first run compiles, later ones use its cache
         place = root / str(number)
         _, began = run_for(_TRAIN, strategy, str(place), root=place)
         [folder] = place.iterdir()

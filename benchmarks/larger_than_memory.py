@@ -115,7 +115,7 @@ def main() -> None:
         rows = write_files(much, given.gb * 1e9)
         print(f"{rows:,} rows written in {time.perf_counter() - began:.0f} s")
         _, _, base = train(little, place / "runs")
-        kill_at = rows // BATCH_SIZE // 4  # half of what the worker would do
+        kill_at = rows // BATCH_SIZE // 4  # half of the steps of one worker
         summary, took_s, peak = train(much, place / "runs", kill_at=kill_at)
         figures = {
             "gb": given.gb,

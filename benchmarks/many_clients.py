@@ -1,7 +1,8 @@
 """Many clients of one server, each sending its next message when it has its reply.
 
-Run: `python -m benchmarks.many_clients`. 4, 16 and 64 clients in two processes, 1.6 MB
-each: is the server as quick with many, and is nobody left waiting?
+Run: `python -m benchmarks.many_clients`. It runs 4, 16 and 64 clients in two processes
+with 1.6 MB each, and measures exchanges a second, and the slowest client against the
+fastest one.
 """
 
 from __future__ import annotations

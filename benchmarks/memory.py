@@ -1,9 +1,9 @@
 """Private memory of server and workers beyond plain Keras, in vectors of the model.
 
 Run: `python -m benchmarks.memory`. A model of 100 MB is trained by plain Keras, in a
-process that does nothing else, and by Shoal. What counts is private memory (USS) after
-the first epoch, in the median; slots that worker and server share are counted once,
-for themselves. The server is compared with that of a model of next to nothing.
+process that does nothing else, and by Shoal. It measures private memory (USS) after
+the first epoch, in the median. Slots that worker and server share are counted once, in
+a row of their own. The server is compared with the server of a tiny model.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 ROWS = 64_000
-SETTLE_S = 0.4  # of a turn, before it counts
+SETTLE_S = 0.4  # seconds of a turn before samples count
 START_S = 180.0
 HERE = Path(__file__).parents[1]
 
@@ -69,7 +69,7 @@ def train(who: str, batch: int, counter: Counter) -> None:
 
     work = WORKS["higgs"]
     x, y = work.samples(ROWS)
-    steps = 32  # of an execution, as in `throughput`
+    steps = 32  # steps of an execution, as in `throughput`
     given: dict[str, Any] = {"batch_size": batch, "epochs": 1_000_000, "verbose": 0}
     if who == "keras":
 
@@ -123,7 +123,7 @@ class Runner:
             command, env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.DEVNULL
         )
         until = time.monotonic() + START_S
-        while self._counter.value < ROWS:  # a first epoch, with all that is compiled
+        while self._counter.value < ROWS:  # the epoch that compiles
             if self._process.poll() is not None or time.monotonic() > until:
                 line = " ".join(command)
                 sys.exit(f"{self.name} does not train; try: PYTHONPATH={paths} {line}")

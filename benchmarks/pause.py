@@ -1,9 +1,9 @@
-"""What checkpoints cost training: the share of each interval in which it waits for one.
+"""The cost of checkpoints: the share of an interval in which training waits for one.
 
-Run: `python -m benchmarks.pause`. Trains the Higgs-shaped MLP with a checkpoint every
-2 s in a local folder, and without, in turns. Busy are the thread that follows the run,
-from the bytes of a checkpoint until the writing thread has it, and the server while it
-packs. Ends with 1 when one of them is, for 5 % of an interval or more in the median.
+Run: `python -m benchmarks.pause`. It trains the Higgs-shaped MLP with a checkpoint each
+2 s in a local folder, and without, in turns. The thread that follows the run is busy
+from the bytes of a checkpoint until the writing thread has it; the server is busy while
+it packs. The command ends with 1 if one of both is busy for 5 % of the interval.
 """
 
 from __future__ import annotations

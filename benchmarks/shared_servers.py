@@ -220,7 +220,7 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
     attend(lambda: notes.events.count("standby_ready") == servers)
     for step in range(times):
         may[step].set()
-        if step in (1, 3):  # while the exchange is under way
+        if step in (1, 3):  # during the exchange
             pair = pairs[servers - 1 if step == 1 else 0]
             pool.stop(pair.server)
             killed.append(pair.name)

@@ -23,26 +23,26 @@ from tests.simulation.failover import FailoverRun
 from tests.simulation.protocol import ProtocolRun, Violation, draw
 
 CHUNK = 250
-PER_FAILOVER = 10  # schedules without a standby for each one with
+PER_FAILOVER = 10  # schedules without a standby for each schedule with one
 MOST_SHOWN = 10  # seeds that failed
 LABELS = {
     "events": "events",
     "kill": "workers killed",
     "cut": "connections cut",
     "crash": "servers killed",
-    "blackout": "everything killed, run resumed",
-    "abort": "restarts used up, run resumed",
+    "blackout": "runs of which all processes were killed, resumed",
+    "abort": "runs that used up their restarts, resumed",
     "late": "workers that joined late",
     "halt": "runs halted",
     "repeated": "pushes repeated after they were applied",
     "outdated": "pushes of an older lineage sent to a new server",
-    "overdue": "rounds closed without the late",
+    "overdue": "rounds closed without late workers",
     "belated": "pushes that came too late for their round",
-    "stray": "pushes of the dead delivered late",
+    "stray": "pushes of lost workers delivered late",
     "refused": "workers refused",
     "rollback": "rollbacks of all_reduce",
     "grouped": "steps that a group averaged itself",
-    "ungrouped": "groups that gave that up",
+    "ungrouped": "groups that gave up averaging",
     "checkpoint": "checkpoints",
     "damaged": "checkpoints found damaged",
 }
@@ -52,14 +52,14 @@ FAILOVER_LABELS = {
     "hang": "leading servers stopped",
     "lose": "standbys killed",
     "deafen": "standbys stopped",
-    "split": "connections of the two cut",
+    "split": "connections between both servers cut",
     "kill": "workers killed",
     "cut": "connections of workers cut",
     "late": "workers that joined late",
     "jump": "times the clock jumped",
-    "overdue": "rounds closed without the late",
+    "overdue": "rounds closed without late workers",
     "succession": "standbys that took over",
-    "lost": "runs that lost both, and go on from a checkpoint",
+    "lost": "runs that lost both servers, and continued from a checkpoint",
 }
 
 

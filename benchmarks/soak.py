@@ -37,7 +37,7 @@ BOUNDS = {
     "memory_mib": 4.0, "workers_mib": 8.0, "descriptors": 0.5, "threads": 0.5,
     "processes": 0.5, "files": 0.5,
 }  # fmt: skip
-"""What may be there more of at the end than at the 50th fit, at the very most."""
+"""Highest growth of each count from the 50th fit to the last one."""
 
 
 class Look(NamedTuple):
@@ -49,7 +49,7 @@ class Look(NamedTuple):
         workers_mib: Memory of its children; 0 where none is left.
         descriptors: Open file descriptors.
         threads: Threads of this process, those of libraries included.
-        processes: Children and their children, dead ones that nobody heard of, too.
+        processes: Children and their children, zombies included.
         files: Files of Shoal in shared memory and in the temporary folder.
     """
 
@@ -98,7 +98,7 @@ def look(seconds: float, began: float) -> Look:
     """Counts what exists now; files older than this program are not its own."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # what is free, and only kept by the C library
+    if trim is not None:  # returns free memory that the C library keeps
         trim(0)
     process = psutil.Process()
     folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
@@ -176,7 +176,7 @@ def train(number: int, fit: Callable[..., Any] | None, models: Sequence[Any]) ->
         make().fit(x, y, **given)
         make().fit(x, y, **given)
         return
-    # A period that suits so little data, or each fit would warn.
+    # A longer period would warn at each fit: there is little data.
     elastic = shoal.strategies.AEASGD(period=5)
     strategy = (elastic, "all_reduce")[number % len(STRATEGIES)]
     model = models[number % len(models)] if models else make()
@@ -278,7 +278,7 @@ def main() -> None:
                                ("SHOAL_CACHE", "cache")):  # fmt: skip
             os.environ[variable] = str(Path(folder, name))
             Path(folder, name).mkdir()
-        tempfile.tempdir = None  # asks the environment again
+        tempfile.tempdir = None  # Python reads the environment again
         with fitting(options) as fit:
             models = [make() for _ in STRATEGIES] if options.warm else []
             for number in range(fits):

@@ -73,7 +73,7 @@ def main() -> None:
     cache = tempfile.mkdtemp()
     for strategy in ("aeasgd", "all_reduce"):
         call = _SHOAL.format(strategy=strategy)
-        measure(call, cache)  # from now on its programs have been compiled once
+        measure(call, cache)  # fills the cache of compiled programs
         calls[strategy] = (call, cache)
         calls[f"{strategy}, new model"] = (call, "new")
         calls[f"{strategy}, second fit"] = (_SESSION.format(strategy=strategy), cache)

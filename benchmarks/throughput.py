@@ -155,7 +155,7 @@ def main() -> None:
     for name in given.contests:
         make, work = CONTESTS[name]
         rows = WORKS[work].rows // (4 if given.quick else 1)
-        WORKS[work].samples(1)  # whatever is kept of them is kept from now on
+        WORKS[work].samples(1)  # fills caches of data before the clock starts
         for contest in make(rows, has_peers=not given.ours):
             print(f"== {contest.title}", flush=True)
             contest.hold(1 if given.quick else given.repeats)

@@ -1,9 +1,9 @@
 """Seconds from the start of a process to a validation accuracy of 0.83 on Higgs events.
 
-Run: `SHOAL_DATA=... python -m benchmarks.time_to_accuracy`. Everybody trains the same
-perceptron with Adagrad at batch 64, in turns, and validates after each epoch; imports,
+Run: `SHOAL_DATA=... python -m benchmarks.time_to_accuracy`. All programs train the same
+perceptron with Adagrad at batch 64, in turns, and validate after each epoch. Imports,
 starts of processes and compiling count. Elephas does not validate while it trains: it
-is told how many epochs are enough, which a search that is not counted has found.
+gets the number of epochs that suffices. The search for this number does not count.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--ours", action="store_true", help="no other systems")
     parser.add_argument("--out", type=Path, help="a file for the JSON")
     given = parser.parse_args()
-    WORKS["events"].samples(1)  # read from the archive now, and kept
+    WORKS["events"].samples(1)  # reads the archive before the clock starts
     taking = [e for one in entrants(has_peers=not given.ours) if (e := settled(one))]
     found: dict[str, list[Result]] = {}
     for number in range(1 if given.quick else given.repeats):

@@ -15,7 +15,7 @@ from benchmarks.entrants.told import answer, asked
 from benchmarks.works import ROOT
 
 sys.path.insert(0, str(ROOT / "src"))
-PORT = "29500"  # in a namespace of its own nobody else has it
+PORT = "29500"  # free: the namespace has no other programs
 
 
 def _member() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
     )
     cable = Cable(mbit=given.mbit, delay_s=given.delay) if given.mbit else None
     hosts = Hosts(2, cable)
-    first = hosts.address.rpartition(".")[0] + ".2"  # that of the first other host
+    first = hosts.address.rpartition(".")[0] + ".2"  # address of the first host
     env: dict[str, Any] = {
         **os.environ, "MASTER_ADDR": first, "MASTER_PORT": PORT,
         "GLOO_SOCKET_IFNAME": "eth0",

@@ -1,7 +1,8 @@
 """Elephas on two Spark workers of this machine.
 
-Nobody hears of its epochs: an epoch's seconds are the difference of a training of all
-epochs and one of a single epoch, after a first one that starts the workers' Python.
+Elephas does not report its epochs. The seconds of an epoch are the difference between a
+training of all epochs and a training of one epoch, after a first training that starts
+the workers' Python.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> None:
         )
         return time.perf_counter() - began, model.master_network
 
-    if given.until is not None:  # whether so many epochs are enough
+    if given.until is not None:  # tells whether this number of epochs suffices
         whole, model = train(given.epochs)
         model.compile("adagrad", work.loss, metrics=["accuracy"])
         _, accuracy = model.evaluate(*work.held_back(), verbose=0)
