@@ -214,7 +214,7 @@ def test_names_become_paths_in_one_place():
         ("folder / 'log'", False), ("inside(folder, name)", False), ("a / b", False),
     ],
 )  # fmt: skip
-def test_such_lines_are_found(code: str, is_found: bool):
+def test_paths_made_of_names_are_found(code: str, is_found: bool):
     assert any(map(joins_names, ast.walk(ast.parse(code)))) is is_found
 
 
@@ -319,7 +319,7 @@ def test_the_architecture_names_what_is_there():
     assert seen > 10
 
 
-def test_names_say_something():
+def test_file_and_class_names_use_no_forbidden_word():
     pattern = re.compile(rf"(^|_)({'|'.join(FORBIDDEN_WORDS)})(_|$)")
     bad = [str(p) for p in project_files() if pattern.search(p.stem.lower())]
     for path in (ROOT / "src").rglob("*.py"):
@@ -349,7 +349,7 @@ def unclear_parts(text: str) -> list[str]:
         ("Of three workers one is late: Of course.", False),
     ],
 )
-def test_unclear_parts_are_found(text: str, is_found: bool):
+def test_unclear_sentences_are_found(text: str, is_found: bool):
     assert bool(unclear_parts(text)) is is_found
 
 

@@ -96,7 +96,7 @@ def test_a_press_before_code_of_the_user_keeps_it_from_beginning() -> None:
             pytest.fail("began")
 
 
-def test_blocks_within_code_of_the_user_put_it_off() -> None:
+def test_blocks_within_code_of_the_user_delay_ctrl_c() -> None:
     done: list[str] = []
     with undisturbed():
         with pytest.raises(KeyboardInterrupt), interruptible():
@@ -107,7 +107,7 @@ def test_blocks_within_code_of_the_user_put_it_off() -> None:
         assert done == ["put back"]
 
 
-def test_code_of_the_user_may_take_it_and_go_on() -> None:
+def test_code_of_the_user_may_catch_ctrl_c_and_continue() -> None:
     with undisturbed():
         for _ in range(4):  # each is the first press again
             with interruptible(), suppress(KeyboardInterrupt):
@@ -116,7 +116,7 @@ def test_code_of_the_user_may_take_it_and_go_on() -> None:
         assert Deadline(60.0).left_s > 2 * HASTE_S
 
 
-def test_what_a_collector_drops_is_raised_all_the_same() -> None:
+def test_an_exception_that_the_garbage_collector_drops_is_raised_later() -> None:
     """Python drops what is raised in a callback of it, and JAX has one."""
 
     def collected(phase: str, _info: object) -> None:
@@ -135,7 +135,7 @@ def test_what_a_collector_drops_is_raised_all_the_same() -> None:
     assert done == ["stop", "went on"]
 
 
-def test_what_a_library_makes_an_error_of_is_the_press() -> None:
+def test_an_error_that_a_library_makes_of_ctrl_c_is_raised_as_ctrl_c() -> None:
     with undisturbed(), pytest.raises(KeyboardInterrupt), interruptible():
         try:
             press()
@@ -157,7 +157,7 @@ def test_a_handler_of_the_program_is_called_at_safe_points() -> None:
         assert Deadline(60.0).left_s > 2 * HASTE_S
 
 
-def test_what_a_handler_of_the_program_raises_is_raised() -> None:
+def test_exceptions_of_a_handler_of_the_program_are_raised() -> None:
     class Stop(Exception):
         pass
 
@@ -171,7 +171,7 @@ def test_what_a_handler_of_the_program_raises_is_raised() -> None:
             press()
 
 
-def test_a_program_that_ignores_it_still_does() -> None:
+def test_a_program_that_ignores_sigint_still_ignores_it() -> None:
     with handled(signal.SIG_IGN), undisturbed():
         press()
         check()
@@ -359,7 +359,7 @@ print("went on")
     assert said == f"cleaned up after {name}\n"
 
 
-def test_it_is_an_interrupt_to_those_who_clean_up() -> None:
+def test_sigterm_is_a_keyboard_interrupt_to_cleanup_code() -> None:
     assert issubclass(Terminated, KeyboardInterrupt)
 
 
@@ -403,7 +403,7 @@ def _pressed_at(wanted: int, block: Callable[[], None]) -> None:
         sys.settrace(None)
 
 
-def test_no_line_of_it_can_be_pressed_at_without_effect() -> None:
+def test_ctrl_c_at_any_line_is_raised_once() -> None:
     """Whichever line is interrupted: it is raised once, and nothing stays behind."""
 
     def block() -> None:

@@ -58,14 +58,14 @@ def test_each_kind_of_leak_is_found(tmp_path: Path):
 
 
 @pytest.mark.data
-def test_higgs_is_what_it_says(higgs):
+def test_higgs_data_has_the_documented_shape(higgs):
     assert higgs.x.shape == (22889, 30)
     assert abs(float(higgs.x.mean())) < 1e-3
     assert 0.33 < higgs.y.mean() < 0.35
 
 
 @pytest.mark.data
-def test_mnist_is_what_it_says(mnist):
+def test_mnist_data_has_the_documented_shape(mnist):
     assert mnist.x.shape == (60000, 28, 28)
     assert mnist.x_test.shape == (10000, 28, 28)
     assert mnist.x.max() == 1.0

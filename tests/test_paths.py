@@ -41,7 +41,7 @@ def test_other_names_are_taken_as_they_are(name: str, tmp_path: Path):
 @given(NAMES)
 @example("..")
 @example("a/../..")
-def test_no_name_leads_out(name: str):
+def test_no_name_gives_a_path_outside_of_the_folder(name: str):
     folder = Path("/srv/runs/copy")
     if fault_of(name):
         return
@@ -119,7 +119,7 @@ def test_links_of_an_archive_are_left_out(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing of the kind", None])
-def test_half_an_archive_is_said(content: bytes | None, tmp_path: Path):
+def test_a_truncated_archive_is_an_error(content: bytes | None, tmp_path: Path):
     archive = packed(tmp_path / "a.tar.gz", *[entry(f"run/{n}") for n in range(99)])
     if content is None:
         content = archive.read_bytes()[:60]

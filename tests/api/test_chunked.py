@@ -83,19 +83,21 @@ def test_a_plan_runs_preprocess_once(tmp_path: Path, more: dict[str, Any]) -> No
     assert runs == [1]
 
 
-def test_a_shuffle_learns_the_same_line(table: tuple[Path, Any, Any]) -> None:
+def test_fit_on_shuffled_files_learns_the_same_line(
+    table: tuple[Path, Any, Any],
+) -> None:
     folder, _, _ = table
     model = line()
     fit(model, str(folder), label="y", epochs=25, batch_size=16, validation_data=folder)
     assert model.history.history["val_loss"][-1] < 1e-3
 
 
-def test_what_was_said_of_files_is_refused_for_arrays() -> None:
+def test_file_arguments_are_refused_for_arrays() -> None:
     with pytest.raises(ConfigError, match="label='y' was passed, but x is not a path"):
         fit(line(), np.ones((4, 3)), np.ones((4, 1)), label="y")
 
 
-def test_targets_beside_files(table: tuple[Path, Any, Any]) -> None:
+def test_targets_beside_files_are_refused(table: tuple[Path, Any, Any]) -> None:
     with pytest.raises(DataError, match="name its column with label="):
         fit(line(), table[0], np.ones(ROWS))
 
@@ -138,7 +140,7 @@ def endless() -> Iterator[Any]:
         yield from (Batches()[i] for i in range(20))
 
 
-def test_a_batch_size_beside_batches() -> None:
+def test_batch_size_beside_batches_is_refused() -> None:
     with pytest.raises(ConfigError, match="in batches of 20"):
         fit(line(), Batches(), batch_size=64)
 
@@ -187,7 +189,7 @@ def test_files_are_scored_as_their_arrays_are(
 
 
 @pytest.mark.usefixtures("streamed")
-def test_a_validation_on_files_is_that_on_their_arrays(
+def test_validation_on_files_equals_validation_on_their_arrays(
     table: tuple[Path, Any, Any],
 ) -> None:
     folder, x, y = table
@@ -225,7 +227,7 @@ def test_a_generator_is_scored_batch_by_batch() -> None:
     reason="Keras leaves threads of its callbacks behind where evaluate fails",
 )
 @pytest.mark.usefixtures("streamed")
-def test_a_generator_that_ends_early_is_told_in_steps() -> None:
+def test_error_of_a_generator_that_ends_early_counts_steps() -> None:
     short = (Batches()[i] for i in range(3))
     with pytest.raises(DataError, match=r"ended after 3 batches.*Pass fewer steps or"):
         shoal.evaluate(line(), short, steps=5, verbose=0)
@@ -240,7 +242,7 @@ def test_a_generator_that_ends_early_is_told_in_steps() -> None:
 
 
 @pytest.mark.usefixtures("streamed")
-def test_a_validation_on_a_generator_is_kept_on_disk(
+def test_validation_data_of_a_generator_is_stored_on_disk(
     table: tuple[Path, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -296,7 +298,7 @@ class TestOnProcesses:
     """Workers that open chunks themselves, and some that die."""
 
     @pytest.mark.usefixtures("streamed")
-    def test_files_are_scored_by_several(self, table: tuple[Path, Any, Any]) -> None:
+    def test_several_processes_score_files(self, table: tuple[Path, Any, Any]) -> None:
         folder, x, y = table
         model = line()
         told: dict[str, Any] = {"features": NAMES, "label": "y", "workers": 2}
@@ -306,7 +308,7 @@ class TestOnProcesses:
         np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
 
     @pytest.mark.usefixtures("streamed")
-    def test_a_generator_is_scored_by_several(
+    def test_several_processes_score_a_generator(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         model = line()
@@ -341,7 +343,9 @@ class TestOnProcesses:
         assert found.run.summary().samples_committed == 3 * 400
         assert found.history["loss"][-1] < found.history["loss"][0]
 
-    def test_a_file_that_goes_is_named(self, table: tuple[Path, Any, Any]) -> None:
+    def test_error_names_a_file_that_disappears(
+        self, table: tuple[Path, Any, Any]
+    ) -> None:
         folder, _, _ = table
         source = shoal.data.open_files(folder, label="y")
         (folder / "b.parquet").unlink()
@@ -350,7 +354,7 @@ class TestOnProcesses:
         assert "cannot be read" in str(caught.value)
 
     @pytest.mark.usefixtures("streamed")
-    def test_a_run_on_files_goes_on(
+    def test_a_run_on_files_is_resumed(
         self, table: tuple[Path, Any, Any], tmp_path: Path
     ) -> None:
         class CtrlC(keras.callbacks.Callback):

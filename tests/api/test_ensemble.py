@@ -87,7 +87,7 @@ NAN = float("nan")
         ("accuracy", True, [NAN, 0.0, np.ones(2)], [1, 0, 2]),
     ],
 )
-def test_members_are_ranked_and_no_number_is_the_worst(
+def test_members_are_ranked_and_nan_is_the_worst(
     name: str, is_higher_better: bool, last: list[Any], order: list[int]
 ) -> None:
     histories = [{} if v is None else {name: [0.1, v]} for v in last]
@@ -126,7 +126,7 @@ def make_weights() -> list[np.ndarray]:
 
 
 @pytest.mark.process
-def test_faults_meet_the_member_they_name(tmp_path: Path) -> None:
+def test_faults_hit_the_member_they_name(tmp_path: Path) -> None:
     x, y = line(96)
     with faults.kill(rank=1, step=1):
         history = shoal.fit(

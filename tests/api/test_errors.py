@@ -222,7 +222,9 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_anything_starts(case: str, started: list[Any]) -> None:
+def test_wrong_arguments_are_refused_before_anything_starts(
+    case: str, started: list[Any]
+) -> None:
     kind, given, parts = REFUSED[case]
     arguments: dict[str, Any] = {"model": linear, "x": X, "y": Y, "verbose": 0}
     with pytest.raises(kind) as caught:
@@ -299,7 +301,7 @@ def test_a_trainer_that_is_no_model_is_refused(started: list[Any]) -> None:
     assert started == []
 
 
-def test_what_cannot_travel_is_named(started: list[Any]) -> None:
+def test_error_names_the_object_that_cannot_be_pickled(started: list[Any]) -> None:
     model = keras.Sequential([keras.Input((2,)), Locked(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(PlanError, match="cannot travel to worker processes") as caught:
@@ -309,7 +311,7 @@ def test_what_cannot_travel_is_named(started: list[Any]) -> None:
     assert started == []
 
 
-def test_callable_that_cannot_travel_is_named(started: list[Any]) -> None:
+def test_error_names_a_callable_that_cannot_be_pickled(started: list[Any]) -> None:
     lock = threading.Lock()
 
     def make() -> Any:

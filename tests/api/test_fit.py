@@ -149,7 +149,7 @@ def test_a_call_has_all_arguments_of_fit_with_their_defaults() -> None:
 
 
 @pytest.mark.process
-def test_an_argument_reaches_the_plan_by_each_way(kept: shoal.Session) -> None:
+def test_fit_plan_and_session_give_the_same_plan(kept: shoal.Session) -> None:
     """`fit`, `plan` and a session take the same ones, and read them in one place."""
     x, y = line(64)
     given: dict[str, Any] = {
@@ -167,7 +167,7 @@ def test_an_argument_reaches_the_plan_by_each_way(kept: shoal.Session) -> None:
         assert told == wanted
 
 
-def test_a_plan_tells_of_processes_that_wait() -> None:
+def test_plan_names_spares_and_standby() -> None:
     x, y = line(64)
     told = shoal.plan(linear(), x, y, workers=1, standby=1, spares=2).explain()
     assert "a server that takes over when the first one is lost" in told
@@ -177,7 +177,7 @@ def test_a_plan_tells_of_processes_that_wait() -> None:
             shoal.plan(linear(), x, y, cluster="inline", **{name: 1})
 
 
-def test_a_plan_tells_of_servers_that_share() -> None:
+def test_plan_names_several_servers() -> None:
     x, y = line(64)
     net = keras.Sequential([keras.Input((x.shape[1],)), keras.layers.Dense(200)])
     net.compile("sgd", "mse")
@@ -195,7 +195,7 @@ def test_a_plan_tells_of_servers_that_share() -> None:
         shoal.plan(net, x, y, servers=2, cluster="inline", **given)
 
 
-def test_a_plan_tells_how_vectors_travel() -> None:
+def test_plan_names_the_codec() -> None:
     x, y = line(64)
     given: dict[str, Any] = {"strategy": "aeasgd", "workers": 2}
     assert "through the server\n" in shoal.plan(linear(), x, y, **given).explain()
@@ -214,7 +214,7 @@ def test_the_plan_and_the_engine_have_the_same_codecs() -> None:
     assert {*CODECS} == {"float32", *codec.CODECS}
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_accepted_as_arguments() -> None:
     x, y = line(64)
     given = {
         "batch_size": 8, "epochs": 2, "initial_epoch": 1, "steps_per_epoch": 3,
@@ -267,7 +267,7 @@ def test_a_run_stopped_early_expected_the_epochs_it_had() -> None:
     assert summary.samples_committed == summary.samples_expected == 10
 
 
-def test_the_best_is_what_the_metric_calls_better(tmp_path: Path) -> None:
+def test_the_best_model_follows_the_direction_of_its_metric(tmp_path: Path) -> None:
     """A metric whose name promises one way and whose kind the other."""
     x, y = line(32)
     error = keras.metrics.MeanAbsoluteError(name="accuracy_error")

@@ -118,7 +118,7 @@ def test_windows_are_of_one_shape_at_a_time(kind: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_validates_may_differ_in_shape(kind: str) -> None:
+def test_validation_batches_may_differ_in_shape(kind: str) -> None:
     held, model = KINDS[kind], make()
     found = fit(model, Data(EQUAL), validation_data=stream(held), epochs=1)
     theirs = model.evaluate(stream_of_shapes(held), verbose=0, return_dict=True)

@@ -117,7 +117,9 @@ def test_wrong_workers_are_refused(workers: Any) -> None:
         shoal.predict(linear(), line(4)[0], workers=workers)
 
 
-def test_a_callable_is_what_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callable_is_sent_in_place_of_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its model may be one that nothing else can carry."""
     given: list[Any] = []
 
@@ -136,7 +138,7 @@ def test_a_callable_is_what_travels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given == [linear, linear]
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_accepted_as_arguments() -> None:
     x, _ = line(40)
     counts: dict[str, Any] = {"steps": 2, "batch_size": 8, "workers": 1, "threads": 1}
     wide: dict[str, Any] = {name: np.int64(count) for name, count in counts.items()}
@@ -174,7 +176,7 @@ class Worst(keras.metrics.Metric):
         return self.most.value
 
 
-def test_metrics_that_do_not_add_up_are_computed_here(
+def test_metrics_that_do_not_add_up_are_computed_in_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scoring, "_scored", None)
@@ -207,7 +209,7 @@ class Fragile(keras.layers.Layer):
 
 
 @pytest.mark.process
-def test_the_chunk_of_a_lost_process_is_done_again(tmp_path: Path) -> None:
+def test_the_chunk_of_a_lost_process_is_computed_again(tmp_path: Path) -> None:
     flag = tmp_path / "died"
     model = keras.Sequential([keras.Input((2,)), Fragile(str(flag))])
     x, _ = line(64)

@@ -110,7 +110,7 @@ def test_wrong_values_are_refused_when_they_are_set(
         KerasEstimator(**params)
 
 
-def test_strategies_are_kept_as_text_where_that_says_all() -> None:
+def test_strategies_are_stored_as_text_where_text_is_complete() -> None:
     mine = type("Mine", (strategies.LocalSGD,), {"name": "mine"})()
     estimator = KerasEstimator(strategy=strategies.AEASGD(period=3, beta=0.5))
     assert estimator.getStrategy() == "aeasgd:period=3,beta=0.5"
@@ -272,7 +272,7 @@ def test_each_output_has_its_task() -> None:
     assert output_shapes(model) == [(3,), (1,)]
 
 
-def test_a_model_of_the_users_own_tells_its_shape_once_it_is_built() -> None:
+def test_the_shape_of_a_subclassed_model_is_known_once_it_is_built() -> None:
     class Mine(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -306,7 +306,7 @@ def test_a_transformer_needs_a_model() -> None:
 # ---------------------------------------------------------------------- saving
 
 
-def test_what_json_cannot_hold_is_refused_before_anything_is_written() -> None:
+def test_values_without_a_json_form_are_refused_before_anything_is_written() -> None:
     cluster = Spark(wait_s=9, variables={"A": "1"})
     assert opened(saved("cluster", cluster)) == cluster
     assert saved("inputCols", {"a": ["b"]}) == {"a": ["b"]}

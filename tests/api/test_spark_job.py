@@ -27,7 +27,7 @@ GIVEN = ("adagrad", "mse")
 # --------------------------------------------------------------------- secrets
 
 
-def test_a_secret_is_known_until_there_is_another_one(tmp_path: Path) -> None:
+def test_a_secret_is_valid_until_it_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "new" / "secrets.json"
     first, other = add_secret(path, "ann"), add_secret(path, "bob")
     assert (identity_of(path, first), identity_of(path, other)) == ("ann", "bob")
@@ -39,7 +39,7 @@ def test_a_secret_is_known_until_there_is_another_one(tmp_path: Path) -> None:
         identity_of(path, first)
 
 
-def test_without_a_file_nobody_is_known(tmp_path: Path) -> None:
+def test_without_a_file_no_secret_is_valid(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"shoal spark secret --identity NAME\.$"):
         identity_of(tmp_path / "secrets.json", "any")
 
@@ -172,7 +172,7 @@ def test_a_job_is_sent_followed_and_fetched(
     assert jobs.removed == ["job-1"]
 
 
-def test_a_job_that_failed_is_told(tmp_path: Path) -> None:
+def test_a_failed_job_raises_its_error(tmp_path: Path) -> None:
     job = Job(
         "secret", "higgs", "/rows", 1, 1, spark.SingleTrainer(make_model(), *GIVEN)
     )

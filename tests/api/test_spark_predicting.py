@@ -88,7 +88,7 @@ def test_predictions_are_those_of_keras():
     np.testing.assert_allclose(got, model.predict(ROWS, verbose=0), atol=1e-6)
 
 
-def test_pandas_gives_the_same():
+def test_pandas_frames_give_the_same_predictions():
     model = sent(dense(), "pandas")
     batch = struct(x=list(ROWS))
     [arrow] = scorer(model)(iter([batch]))
@@ -117,7 +117,7 @@ def test_a_fixed_batch_size_is_kept(rows: int):
     np.testing.assert_array_equal(found, ROWS[:rows].reshape(rows, 2, 2))
 
 
-def test_a_predict_of_the_user_is_called():
+def test_predict_of_a_subclassed_model_is_called():
     class Twice(keras.Model):
         def call(self, x: Any) -> Any:
             return x
@@ -149,7 +149,7 @@ def test_models_for_predictions_go_without_their_optimizer():
 # ------------------------------------------------------------- what is refused
 
 
-def test_another_backend_is_told():
+def test_a_model_of_another_backend_is_an_error():
     model = replace(sent(dense(), "backend"), backend="other")
     with pytest.raises(ConfigError, match="has the Keras backend"):
         model.open()

@@ -120,7 +120,7 @@ def test_a_missing_argument_is_named() -> None:
         spark.ADAG("model", "sgd")
 
 
-def test_nothing_is_known_before_training() -> None:
+def test_results_before_training_are_an_error() -> None:
     with pytest.raises(ConfigError, match="ADAG has not trained yet"):
         _ = spark.ADAG(*GIVEN).run
 
@@ -198,7 +198,7 @@ def test_a_trainer_comes_back_from_json() -> None:
     assert isinstance(found.loss, keras.losses.MeanSquaredError)
 
 
-def test_what_has_no_form_in_json_is_named() -> None:
+def test_error_names_what_has_no_form_in_json() -> None:
     trainer = spark.ADAG(*GIVEN, callbacks=[keras.callbacks.Callback()])
     with pytest.raises(ConfigError, match=r"callbacks=.* has no form in JSON"):
         trainer.serialize()

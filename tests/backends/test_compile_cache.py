@@ -39,24 +39,24 @@ def test_a_users_own_setting_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "folder"), [("torch", "/x"), ("jax", None), ("jax", "/proc/none")]
 )
-def test_nothing_is_kept(backend: str, folder: str | None) -> None:
+def test_without_folder_or_support_nothing_is_cached(backend: str, folder: str | None) -> None:
     assert cache_variables(backend, folder, {}) == {}
 
 
-def test_what_others_may_write_to_is_not_used(tmp_path: Path) -> None:
+def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
     found = cache_variables("jax", str(tmp_path), {})
     Path(found["JAX_COMPILATION_CACHE_DIR"]).chmod(0o770)
     assert cache_variables("jax", str(tmp_path), {}) == {}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_what_cannot_be_written_to_is_not_used(tmp_path: Path) -> None:
+def test_a_folder_that_is_read_only_is_not_used(tmp_path: Path) -> None:
     found = cache_variables("jax", str(tmp_path), {})
     Path(found["JAX_COMPILATION_CACHE_DIR"]).chmod(0o500)
     assert cache_variables("jax", str(tmp_path), {}) == {}
 
 
-def test_half_a_program_does_not_end_the_cache(tmp_path: Path) -> None:
+def test_a_truncated_program_does_not_break_the_cache(tmp_path: Path) -> None:
     """JAX's own cache, in which a process was killed, or the disk was full."""
     lru_cache: Any = pytest.importorskip("jax._src.lru_cache")
     place = tmp_path / f"{compile_cache.OURS}1"
@@ -72,7 +72,7 @@ def test_half_a_program_does_not_end_the_cache(tmp_path: Path) -> None:
     assert found == [b"a program", None, b"a program"]
 
 
-def test_a_users_own_folder_is_not_tidied(tmp_path: Path) -> None:
+def test_the_cache_of_a_user_is_not_cleaned(tmp_path: Path) -> None:
     program = tmp_path / "mine-cache"  # JAX notes no times where it has no limit
     program.write_bytes(b"a program")
     with turn(str(tmp_path), "p"):
@@ -80,7 +80,7 @@ def test_a_users_own_folder_is_not_tidied(tmp_path: Path) -> None:
     assert program.exists()
 
 
-def test_one_after_the_other_compiles_the_same_program(tmp_path: Path) -> None:
+def test_processes_compile_the_same_program_one_at_a_time(tmp_path: Path) -> None:
     inside, most = 0, 0
     tally = threading.Lock()
     start = threading.Barrier(4)
@@ -112,7 +112,7 @@ with turn(sys.argv[1], "program"):
 """
 
 
-def test_a_process_that_dies_frees_its_turn(tmp_path: Path) -> None:
+def test_a_process_that_dies_releases_its_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -124,7 +124,7 @@ def test_a_process_that_dies_frees_its_turn(tmp_path: Path) -> None:
             assert waiting.result() == "mine"
 
 
-def test_a_turn_that_lasts_too_long_delays_no_process(
+def test_a_lock_that_is_held_too_long_delays_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compile_cache, "LONGEST_TURN_S", 0.01)

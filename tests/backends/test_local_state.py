@@ -104,7 +104,7 @@ def counted(found: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("is_gradient", [False, True])
-def test_a_snapshot_has_what_moved_and_nothing_that_is_frozen(
+def test_a_snapshot_has_changed_state_and_no_frozen_variables(
     is_gradient: bool,
 ) -> None:
     model = net()
@@ -122,7 +122,7 @@ def test_a_snapshot_has_what_moved_and_nothing_that_is_frozen(
     assert most_state(model) > 4 * FROZEN  # were it to move
 
 
-def test_another_worker_goes_on_from_it_with_seeds_of_its_own() -> None:
+def test_another_worker_restores_a_snapshot_with_its_own_seeds() -> None:
     first = opened(net())
     for _ in range(3):
         step(first)
@@ -141,7 +141,7 @@ def test_another_worker_goes_on_from_it_with_seeds_of_its_own() -> None:
     assert counted(found) == [4, 4]
 
 
-def test_a_worker_goes_back_to_before_anything_had_moved() -> None:
+def test_a_worker_restores_its_initial_state() -> None:
     model = net()
     backend = opened(model)
     began = backend.snapshot()
@@ -151,7 +151,7 @@ def test_a_worker_goes_back_to_before_anything_had_moved() -> None:
     assert local(model, backend) == {}
 
 
-def test_the_state_of_a_run_of_before_is_read() -> None:
+def test_snapshots_of_older_versions_are_read() -> None:
     """It had all values, one after the other."""
     model = net()
     backend = opened(model)
@@ -175,7 +175,7 @@ def test_state_of_another_model_is_refused() -> None:
             read_changes(wrong, [np.zeros(2, np.float32)])
 
 
-def test_a_step_without_rows_leaves_what_one_with_rows_would() -> None:
+def test_a_step_without_rows_counts_as_one_with_rows() -> None:
     """Counters that wrap included: no difference of two values tells of them."""
     model, other = net(), net()
     idle, busy = opened(model), opened(other, rank=1)
@@ -216,7 +216,7 @@ def test_kept_state_comes_back() -> None:
 
 @pytest.mark.parametrize("dtype", ["f4", "f2", "i4", "u1", "bool"])
 @pytest.mark.parametrize("size", [0, 1, 3, 8, 2_000_003])
-def test_bytes_are_compared_to_the_last_one(dtype: str, size: int) -> None:
+def test_all_bytes_are_compared(dtype: str, size: int) -> None:
     one = np.zeros(size, dtype)
     other = one.copy()
     assert is_same(one, other)
@@ -226,6 +226,6 @@ def test_bytes_are_compared_to_the_last_one(dtype: str, size: int) -> None:
         assert not is_same(one, other)
 
 
-def test_what_is_not_a_number_has_not_moved() -> None:
+def test_nan_counts_as_unchanged() -> None:
     fixed = Fixed([np.full(4, np.nan, np.float32)], [False])
     assert fixed.changes([np.full(4, np.nan, np.float32)]) == {}

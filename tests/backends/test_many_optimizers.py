@@ -427,7 +427,7 @@ class Clipping(Two):
         return logs, ([*trainable[:2], *clipped], *rest)
 
 
-def test_what_a_step_does_to_updated_weights_is_seen() -> None:
+def test_changes_of_weights_after_the_update_are_found() -> None:
     keras.utils.set_random_seed(3)
     model = Clipping()
     model.compile(optimizers.SGD(0.1), optimizers.SGD(0.1), loss="mse")
@@ -442,7 +442,7 @@ def test_what_a_step_does_to_updated_weights_is_seen() -> None:
         shoal.plan(model, **data(), batch_size=BATCH_SIZE, workers=2)
 
 
-def test_a_trial_leaves_everything_as_it_was() -> None:
+def test_the_trial_step_changes_nothing() -> None:
     model = two()
     rows = tuple(array[:4] for array in data().values())
     prepare(model, rows)

@@ -115,7 +115,7 @@ def test_a_model_that_needs_other_programs_gets_them(given: dict[str, Any]) -> N
     assert opened(pack(net(**given))) is not first
 
 
-def test_another_way_to_run_it_needs_other_programs() -> None:
+def test_other_compile_settings_need_other_programs() -> None:
     packed = pack(net())
     first = opened(packed)
     assert opened(packed, local_momentum=0.5) is not first
@@ -130,13 +130,13 @@ def test_programs_of_windows_and_of_gradients_are_both_compiled() -> None:
     assert len(backend._warm) == 2
 
 
-def test_a_run_that_is_alone_keeps_nothing() -> None:
+def test_a_run_outside_of_a_session_keeps_no_programs() -> None:
     packed = pack(net())
     first = opened(packed, is_kept=False)
     assert opened(packed, is_kept=False) is not first
 
 
-def test_what_is_kept_stays_until_it_is_of_no_use(
+def test_kept_programs_stay_until_another_model_needs_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     forgotten = list[str]()
@@ -149,7 +149,7 @@ def test_what_is_kept_stays_until_it_is_of_no_use(
     assert forgotten == ["all"]
 
 
-def test_a_make_tells_programs_apart_not_values_or_names() -> None:
+def test_a_make_depends_on_programs_and_not_on_values_or_names() -> None:
     def make(model: Any) -> str:
         return read_parcel(pack(model)).make
 

@@ -56,7 +56,7 @@ def step(backend: Backend, step_rows: int) -> Any:
     return gradient / mass, backend.statistics().copy(), backend.snapshot()
 
 
-def test_it_leaves_what_one_step_leaves() -> None:
+def test_a_repeated_step_leaves_the_state_of_one_step() -> None:
     backend, calm = opened(), opened()
     before = backend.statistics().copy()
     for _ in range(2):

@@ -32,13 +32,13 @@ def rows(steps: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("steps", [1, 4, WINDOW])
-def test_a_loss_that_stays_finite(steps: int) -> None:
+def test_a_finite_loss_turns_in_no_step(steps: int) -> None:
     assert opened().run(rows(steps), steps, Clock()) is None
 
 
 @pytest.mark.parametrize("steps", [4, WINDOW])
 @pytest.mark.parametrize("bad", [0, 2, 3])
-def test_the_first_step_of_many(steps: int, bad: int) -> None:
+def test_the_first_step_with_nan_is_reported(steps: int, bad: int) -> None:
     x, y = rows(steps)
     y[bad * BATCH + 1] = np.inf
     backend = opened()

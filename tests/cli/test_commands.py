@@ -265,7 +265,7 @@ def test_a_script_may_return_a_mapping_or_a_tuple(script, returned: str):
     assert (problem.x, problem.y, problem.validation_data) == (1, None, 2)
 
 
-def test_what_a_script_defines_travels_whole(script):
+def test_definitions_of_a_script_are_sent_by_value(script):
     path = script()
     problem = load_problem(f"{path}:make")
     parcel = cloudpickle.dumps(problem.make_model)
@@ -413,7 +413,7 @@ def test_a_backend_that_is_loaded_is_left_alone(monkeypatch: pytest.MonkeyPatch)
     assert "KERAS_BACKEND" not in os.environ
 
 
-def test_commands_need_no_variable(tmp_path: Path, script):
+def test_commands_need_no_environment_variable(tmp_path: Path, script):
     """After `pip install shoal[jax]` and nothing else."""
     path = script("print('backend', __import__('os').environ['KERAS_BACKEND'])")
     variables = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
@@ -448,7 +448,7 @@ def test_usage_errors(shoal: Shoal):
     assert shoal("demo", "--workers", 0).exit_code == 2
 
 
-def test_what_an_error_adds_is_shown(
+def test_notes_of_an_error_are_shown(
     shoal: Shoal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as how a run that failed goes on."""

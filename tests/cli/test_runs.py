@@ -66,7 +66,7 @@ def test_status_of_each_worker(shoal: Shoal, make_run: MakeRun):
     assert [w["samples"] for w in found["workers"]] == [48, 48]
 
 
-def test_what_machines_are_busy_with(shoal: Shoal, tmp_path: Path):
+def test_status_shows_the_use_of_machines(shoal: Shoal, tmp_path: Path):
     gpu = {"number": 1, "name": "NVIDIA H100", "percent": 97.0, "celsius": 61.0,
            "memory_mib": 41984.0, "total_mib": 81920.0, "watts": 402.5}  # fmt: skip
     with create(tmp_path / "shoal-runs", "busy") as run:
@@ -114,7 +114,7 @@ def test_status_of_a_run_that_is_over(shoal: Shoal, make_run: MakeRun):
     assert "worker 1  left: killed by SIGKILL" in text
 
 
-def test_words_in_brackets_are_shown_as_they_are(shoal: Shoal, tmp_path: Path):
+def test_text_in_brackets_is_shown_as_it_is(shoal: Shoal, tmp_path: Path):
     """To rich they would be colours."""
     with create(tmp_path / "shoal-runs", "x") as run:
         run.event("run_started", strategy="[red]mine[/red]", workers=1, rows=1)
@@ -346,7 +346,7 @@ def test_a_line_of_any_length_is_printed_in_pieces(
         assert (out.first[:6], out.last) == ("[0] xx", "xx\n[0] last\n[1] one\n"[-20:])
 
 
-def test_the_end_of_such_a_line_is_all_that_status_reads(long_line: StoredRun):
+def test_status_reads_only_the_end_of_a_long_line(long_line: StoredRun):
     tracemalloc.start()
     try:
         one = tail(long_line.folder, 0, 1)

@@ -86,7 +86,7 @@ def test_a_copy_follows_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert reader.read() == b"one and two"
 
 
-def test_a_storage_that_is_away_for_a_while_is_told_once(
+def test_a_storage_that_fails_for_a_while_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     copy = LocalCopy(Folder.at(tmp_path / "gone"), tmp_path)
@@ -107,7 +107,7 @@ def test_a_storage_that_is_away_for_a_while_is_told_once(
     assert capsys.readouterr().err.count("s3://bucket cannot be read now") == 1
 
 
-def test_what_cannot_be_shown(
+def test_wrong_arguments_and_a_missing_tensorboard_are_errors(
     shoal: Shoal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = record(str(tmp_path / "shoal-runs"))
@@ -119,7 +119,9 @@ def test_what_cannot_be_shown(
     assert "pip install 'shoal[tensorboard]'" in shoal("tensorboard", run).stderr
 
 
-def test_the_head_of_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_command_for_the_head_of_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.setenv("SHOAL_CLUSTERS", str(tmp_path / "clusters"))
     (tmp_path / "clusters").mkdir()
     listed = tmp_path / "lab.yaml"
@@ -147,7 +149,7 @@ def test_the_head_of_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert command == [*words, "2026-11-21-train", "--root", "/mnt/all/shoal-runs"]
 
 
-def test_a_host_without_what_it_needs(monkeypatch: pytest.MonkeyPatch):
+def test_an_error_on_the_host_is_reported_at_once(monkeypatch: pytest.MonkeyPatch):
     """Not ssh, but what ssh is told to run fails, and nobody waits for it."""
     monkeypatch.setattr(tensorboard, "SSH", ("sh", "-c", "exit 3", "ssh"))
     way = tensorboard._way("-p 22 node-c")
@@ -165,7 +167,7 @@ def hostile_names(victim: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_keys_that_lead_out_write_nothing(s3: Bucket, tmp_path: Path):
+def test_keys_with_paths_outside_of_the_copy_are_ignored(s3: Bucket, tmp_path: Path):
     """Also a folder of the same name as a file: storage has both, a disk has not."""
     victim = tmp_path / "home" / ".bashrc"
     victim.parent.mkdir()

@@ -53,7 +53,9 @@ def test_an_unknown_name_and_a_broken_file(tmp_path: Path) -> None:
         store.get("lab")
 
 
-def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_at_a_time_changes_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster_state, "LOCK_LIMIT_S", 0.0)
     store, held, done = (
         ClusterStore(str(tmp_path)),
@@ -81,7 +83,7 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["../other", "/etc/passwd", "", "a/b", "..", "a\0b"])
-def test_a_name_leads_to_no_other_file(name: str, tmp_path: Path) -> None:
+def test_a_name_cannot_address_another_file(name: str, tmp_path: Path) -> None:
     store = ClusterStore(str(tmp_path / "known"))
     (tmp_path / "known").mkdir()
     store.write(ClusterState.new("hosts", HOSTS, "jax"))

@@ -36,7 +36,7 @@ def test_a_configured_backend_that_is_not_installed() -> None:
     assert found["torch"].fix == "pip install 'shoal[torch]'"
 
 
-def test_a_backend_that_there_is_not() -> None:
+def test_an_unknown_backend() -> None:
     found = wrong(replace(GOOD, backend="jay"))
     assert found["KERAS_BACKEND"].fix == "set it to one of jax, tensorflow, torch"
 
@@ -117,7 +117,7 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.process
-def test_the_command_tells_and_has_a_status() -> None:
+def test_the_command_prints_findings_and_sets_its_exit_status() -> None:
     command = [sys.executable, "-m", "shoal", "doctor", "--json"]
     variables = {**os.environ, "KERAS_BACKEND": "jax"}
     done = subprocess.run(

@@ -40,7 +40,7 @@ def test_what_nvidia_smi_says():
 
 
 @given(st.text())
-def test_no_text_is_too_strange(text: str):
+def test_any_output_of_nvidia_smi_is_accepted(text: str):
     assert all(gpu.total_mib >= 0 for gpu in parse_gpus(text))
 
 
@@ -76,12 +76,12 @@ def test_no_tool_and_no_driver(tool: Path, tmp_path: Path):
     assert usable_gpus(tmp_path) == ()
 
 
-def test_only_the_driver_tells(tool: Path, tmp_path: Path):
+def test_gpus_are_counted_by_the_driver_without_nvidia_smi(tool: Path, tmp_path: Path):
     (tmp_path / "driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
     assert usable_gpus(tmp_path) == (Gpu(number=0, name="0"),)
 
 
-def test_the_tool_is_asked(tool: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nvidia_smi_is_called(tool: Path, monkeypatch: pytest.MonkeyPatch):
     asked = "--query-gpu=index,uuid,memory.total,memory.free"
     write(tool, f"assert {asked!r} in sys.argv\nsys.stdout.write({TEXT!r})")
     assert usable_gpus() == tuple(THREE)

@@ -12,7 +12,7 @@ from shoal.clusters.hosts_file import parse_hosts
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_what_has_begun_is_told_of(
+def test_an_interrupted_up_names_the_command_that_ends_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     tmp_path: Path, is_known: bool,
 ) -> None:  # fmt: skip

@@ -61,7 +61,7 @@ def test_a_node_that_is_well() -> None:
         ({"gpus": [["H100", "1", "2", "[N/A]"]]}, {}, "GPUs", "H100 1 2 [N/A]"),
     ],
 )  # fmt: skip
-def test_what_is_wrong(
+def test_each_fault_is_found(
     own: dict[str, Any], reach: dict[str, Any], name: str, said: str
 ) -> None:
     assert wrong(own, reach) == {name: said}

@@ -30,7 +30,7 @@ hosts:
 """
 
 
-def test_what_a_host_says_counts_before_what_all_have() -> None:
+def test_settings_of_a_host_override_common_settings() -> None:
     found = parse_hosts(WHOLE, "hosts.yaml")
     one, other = [found.way_to(host) for host in found.hosts]
     key = str(Path("~/.ssh/lab").expanduser())
@@ -64,7 +64,7 @@ def test_json_says_the_same(tmp_path: Path) -> None:
         ("hosts: [a]\njump: -x", "line 2, jump"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(text: str, said: str) -> None:
+def test_errors_name_their_line(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_hosts(text, "hosts.yaml")
     assert str(caught.value).startswith("hosts.yaml: ")

@@ -20,7 +20,9 @@ def test_users_of_a_shared_folder_have_folders_of_their_own(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", [stat.S_IWGRP, stat.S_IWOTH])
-def test_what_others_can_write_to_is_not_run(tmp_path: Path, mode: int) -> None:
+def test_a_folder_that_others_can_write_to_is_not_used(
+    tmp_path: Path, mode: int
+) -> None:
     base = jobs_folder(str(tmp_path)).parent
     base.mkdir()
     base.chmod(0o700 | mode)
@@ -30,7 +32,7 @@ def test_what_others_can_write_to_is_not_run(tmp_path: Path, mode: int) -> None:
     assert jobs({"shared": str(tmp_path)}) == {"jobs": []}
 
 
-def test_a_link_to_somewhere_else_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     jobs_folder(str(tmp_path)).parent.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="only you can write"):
@@ -38,7 +40,7 @@ def test_a_link_to_somewhere_else_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "../..", "/tmp", "", "a/b", "a\0", "-x"])
-def test_an_id_leads_nowhere_else(name: str, tmp_path: Path) -> None:
+def test_an_id_cannot_address_another_folder(name: str, tmp_path: Path) -> None:
     keep = tmp_path / f".shoal-{os.getuid()}" / "keep"
     keep.mkdir(parents=True)
     request = {"shared": str(tmp_path), "id": name, "grace_s": 0.0}
@@ -48,7 +50,7 @@ def test_an_id_leads_nowhere_else(name: str, tmp_path: Path) -> None:
     assert keep.is_dir()
 
 
-def test_a_job_is_called_as_its_folder_is(tmp_path: Path) -> None:
+def test_the_id_of_a_job_is_the_name_of_its_folder(tmp_path: Path) -> None:
     folder = jobs_folder(str(tmp_path)) / "2026-11-21-go-a3f"
     folder.mkdir(parents=True, mode=0o700)
     record = {"id": "../../..", "script": "go.py", "began": 1.0, "pids": {}}

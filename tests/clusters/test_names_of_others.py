@@ -73,7 +73,7 @@ def test_a_folder_of_a_node_is_its_users_alone(place: Path, umask: int) -> None:
         pytest.param("somebody else's", marks=needs_root),
     ],
 )
-def test_what_was_there_before_is_refused_and_stays(
+def test_an_existing_folder_of_another_user_is_refused_and_kept(
     place: Path, tmp_path: Path, how: str
 ) -> None:
     theirs = tmp_path / "theirs"
@@ -126,7 +126,7 @@ def test_a_file_in_the_folder_of_all_hosts_is_not_written_through(
 
 
 @pytest.mark.parametrize("whose", ["ours", pytest.param("theirs", marks=needs_root)])
-def test_where_ray_runs_is_believed_of_oneself_only(
+def test_addresses_of_ray_are_read_from_files_of_this_user_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     noted = tmp_path / "ray_current_cluster"

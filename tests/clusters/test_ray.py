@@ -139,13 +139,15 @@ def test_one_worker_a_node_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2 nodes (10.0.0.0, 10.0.0.1), 16 cores free" in plan.explain()
 
 
-def test_too_little_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_resources_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(cluster_of(2, 2), monkeypatch, workers=(2, 8))
     assert (plan.min_workers, plan.workers) == (2, 8)
     assert any("has room for 4 of 8 workers now" in text for text in plan.warnings)
 
 
-def test_what_cannot_be_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_need_one_machine_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine = cluster_of(2, 2)
     with pytest.raises(PlanError, match="ensemble does not run on cluster='ray'"):
         planned(machine, monkeypatch, strategy="ensemble", workers=2)

@@ -84,7 +84,7 @@ def test_a_job_actor_ends_a_job_and_its_processes(tmp_path: Path) -> None:
     job_actor.close()
 
 
-def test_an_id_or_its_beginning() -> None:
+def test_jobs_are_found_by_the_beginning_of_their_id() -> None:
     listed = ["2026-11-23-go-on-a3", "2026-11-23-go-on-b7"]
     with pytest.raises(ConfigError, match="the beginning of several jobs"):
         pick(listed, "2026", "lab")
@@ -95,7 +95,7 @@ def test_an_id_or_its_beginning() -> None:
 # ------------------------------------------------------------------ outside
 
 
-def test_what_is_meant_by_an_address() -> None:
+def test_addresses_of_ray_client_are_recognised() -> None:
     assert remote_fit.is_away("ray://head:10001")
     assert remote_fit.is_away(Ray(address="ray://head:10001", gpus=1))
     assert not remote_fit.is_away("10.0.0.7:6379")
@@ -235,7 +235,7 @@ def test_a_user_who_leaves_can_attach_again(head: tuple[RayNode, str]) -> None:
 @pytest.mark.process
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_job_that_fails_is_told_of(
+def test_a_failing_job_raises_its_error(
     head: tuple[RayNode, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Breaks(keras.callbacks.Callback):

@@ -34,7 +34,7 @@ HERE = Way(address="here", ssh=("sh", "-c", 'eval "$1"'))
 BACKEND = os.environ.get("KERAS_BACKEND", "jax")
 
 
-def test_what_is_sent_is_one_text_without_shoal() -> None:
+def test_the_request_is_one_script_that_needs_no_shoal() -> None:
     tree = ast.parse(text_for("facts"))
     names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
     assert [name for name, count in Counter(names).items() if count > 1] == []
@@ -70,7 +70,7 @@ def test_a_question_that_fails_says_why() -> None:
         ask(slow, ["python3"], "facts", {}, limit_s=0.1)
 
 
-def test_what_goes_along_is_told_of() -> None:
+def test_the_progress_of_an_upload_is_reported() -> None:
     payload, gone = bytes(3 * PART_BYTES + 5), list[tuple[int, int]]()
     there = Way(address="x", ssh=("sh", "-c", "wc -c; echo SHOAL: {}; :"))
 
@@ -107,7 +107,7 @@ def test_no_process_stays_when_a_call_is_interrupted() -> None:
         ask(there, ["python3"], "submit", {}, limit_s=60, payload=b"1", tell=tell)
 
 
-def test_packages_of_the_user_take_the_place_of_ours() -> None:
+def test_requirements_of_the_user_override_those_of_shoal() -> None:
     have = {"shoal": "1", "jax": "0.10.2", "ray": "2.60.0", "tensorflow-cpu": "2.21.0"}
     pins = Pins(python="3.11", packages=have, code="c", more=("jax[cuda12]==0.10.2",))
     assert pins.requirements == [
@@ -120,12 +120,12 @@ def test_packages_of_the_user_take_the_place_of_ours() -> None:
     assert pins.digest != Pins(python="3.12", packages=have, code="c").digest
 
 
-def test_a_backend_that_is_not_here() -> None:
+def test_a_backend_that_is_not_installed_here() -> None:
     with pytest.raises(ConfigError, match="pip install 'shoal"):
         pins_here("mxnet")
 
 
-def test_the_wheel_is_what_runs_here() -> None:
+def test_the_wheel_has_the_code_that_runs_here() -> None:
     data = build_wheel()
     assert data == build_wheel()
     with zipfile.ZipFile(BytesIO(data)) as archive:
@@ -174,7 +174,7 @@ def test_an_environment_is_made_once(
         )  # fmt: skip
 
 
-def test_only_what_is_marked_is_ended(tmp_path: Path) -> None:
+def test_only_processes_with_the_mark_are_ended(tmp_path: Path) -> None:
     mark, code = f"SHOAL_NODE={os.urandom(4).hex()}", "import time; time.sleep(600)"
     words = [sys.executable, "-c", code]
     name, value = mark.split("=")
@@ -196,7 +196,7 @@ def test_only_what_is_marked_is_ended(tmp_path: Path) -> None:
             process.wait()
 
 
-def test_a_number_and_its_ticks_come_again_after_a_restart() -> None:
+def test_a_reused_pid_after_a_reboot_is_not_ended() -> None:
     here, when = str(os.getpid()), processes.began(os.getpid())
     ticks, _, boot = when.partition(" ")
     assert processes.still_there({here: when}) == [os.getpid()]

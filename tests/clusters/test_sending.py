@@ -139,7 +139,7 @@ def test_a_user_who_leaves_can_attach_again(
     assert any((a != b).any() for a, b in zip(before, after, strict=True))
 
 
-def test_a_job_that_fails_is_told_of(bench: Bench) -> None:
+def test_a_failing_job_raises_its_error(bench: Bench) -> None:
     class Breaks(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             raise ValueError("of the user")

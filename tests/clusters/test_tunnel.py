@@ -24,14 +24,14 @@ def tunnel(folder: Path, body: str) -> Tunnel:
     return Tunnel(Way(address="node-c", ssh=(str(ssh),)), ["date"], beat_s=0.01)
 
 
-def test_a_port_that_cannot_be_led_here(tmp_path: Path) -> None:
+def test_a_port_that_cannot_be_forwarded(tmp_path: Path) -> None:
     with tunnel(tmp_path, "echo noise; echo at 7; cat >/dev/null") as found:
         assert found.find(r"at (\d+)", 30.0) == "7"
         with pytest.raises(ClusterError, match=r"port 80 .* node-c: cannot listen"):
             found.forward(80, 7)
 
 
-def test_a_program_that_says_nothing_in_time(tmp_path: Path) -> None:
+def test_a_program_without_output_in_time(tmp_path: Path) -> None:
     with (
         tunnel(tmp_path, "exec cat >/dev/null") as found,
         pytest.raises(ClusterError, match=r"did not say in 0\.01 s"),

@@ -72,11 +72,11 @@ def test_what_nvidia_smi_says():
 
 
 @given(st.text())
-def test_no_text_is_too_strange(text: str):
+def test_any_output_of_nvidia_smi_is_accepted(text: str):
     assert all(gpu.number >= 0 for gpu in parse_use(text))
 
 
-def test_the_tool_is_asked(tool: Path):
+def test_nvidia_smi_is_called(tool: Path):
     asked = f"--query-gpu={','.join(use.QUERY)}"
     write(tool, f"assert {asked!r} in sys.argv\nsys.stdout.write({TEXT!r})")
     sampler = UseSampler()
@@ -115,7 +115,7 @@ def test_a_run_that_ends_meanwhile_leaves_nothing(tool: Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names that end with a process")
-def test_one_process_of_a_machine_looks(sampler: UseSampler):
+def test_one_process_of_each_machine_measures(sampler: UseSampler):
     other = UseSampler("test")
     assert sampler.look() is not None
     assert other.look() is None
@@ -124,7 +124,9 @@ def test_one_process_of_a_machine_looks(sampler: UseSampler):
     other.close()
 
 
-def test_looks_grow_rare(tool: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_interval_of_measurements_grows(
+    tool: Path, monkeypatch: pytest.MonkeyPatch
+):
     now, found = [0.0], list[int]()
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tool.parent))
@@ -143,7 +145,7 @@ def test_looks_grow_rare(tool: Path, monkeypatch: pytest.MonkeyPatch):
     {"node": 7}, {"percent": float("nan")}, {"percent": "much"}, {"gpus": [{}]},
     {"gpus": [GPUS[0]._asdict()] * 999}, {"memory_mib": -1.0},
 ])  # fmt: skip
-def test_what_a_worker_says_of_its_machine_is_looked_at(wrong: dict[str, object]):
+def test_measurements_of_a_worker_are_validated(wrong: dict[str, object]):
     said = NodeUsed(node="a", use=NodeUse(50.0, 1.0, 2.0, GPUS))
     assert NodeUsed.parse(said.pack()) == said
     with pytest.raises((ValueError, KeyError)):
@@ -152,7 +154,7 @@ def test_what_a_worker_says_of_its_machine_is_looked_at(wrong: dict[str, object]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names that end with a process")
 @pytest.mark.parametrize("name", ["aeasgd", "all_reduce"])
-def test_workers_elsewhere_tell_of_their_machine(
+def test_workers_on_other_machines_report_measurements(
     name: str, tool: Path, monkeypatch: pytest.MonkeyPatch
 ):
     problem = LeastSquares.seeded(rows=101, size=5)
@@ -168,7 +170,7 @@ def test_workers_elsewhere_tell_of_their_machine(
 
 
 @pytest.mark.process
-def test_a_run_keeps_what_its_machine_was_busy_with(
+def test_a_run_records_the_use_of_its_machine(
     kept: shoal.Session, tool: Path, tmp_path: Path
 ):
     write(tool, f"sys.stdout.write({TEXT!r})")

@@ -39,7 +39,7 @@ TRAPS: dict[str, tuple[str | bytes, str]] = {
 
 @pytest.mark.parametrize("trap", TRAPS)
 @pytest.mark.timeout(20)
-def test_traps_are_refused(tmp_path: Path, trap: str) -> None:
+def test_malicious_yaml_is_refused(tmp_path: Path, trap: str) -> None:
     text, reason = TRAPS[trap]
     path = tmp_path / "lab.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -294,9 +294,7 @@ def test_a_killed_agent_is_lost_at_once_with_its_process(
     assert gone(workers)
 
 
-def test_an_agent_that_says_nothing_is_lost_and_leaves_nothing(
-    bench: Bench, toy: Any
-) -> None:
+def test_a_silent_agent_is_lost_and_leaves_no_process(bench: Bench, toy: Any) -> None:
     token = bench.start("print('there', flush=True); import time; time.sleep(600)")
     bench.until(lambda: bench.lines)
     workers = workers_of(toy)
@@ -345,7 +343,7 @@ def test_close_ends_all(toy: Any) -> None:
 # ----------------------------------------------------------- who may connect
 
 
-def test_a_caller_without_the_key_hears_nothing(bench: Bench, toy: Any) -> None:
+def test_a_caller_without_the_key_gets_no_answer(bench: Bench, toy: Any) -> None:
     bench.start("pass")
     bench.until(lambda: toy.tasks)
     certificate = bench.identity.certificate
@@ -360,7 +358,7 @@ def test_a_caller_without_the_key_hears_nothing(bench: Bench, toy: Any) -> None:
     "said",
     ["{'kind': 'arrive', 'node': 7}", "{'kind': 'hello'}", "{'kind': 'a'}, b'x'"],
 )
-def test_an_agent_that_talks_nonsense_is_dropped(
+def test_an_agent_that_sends_invalid_messages_is_dropped(
     bench: Bench, toy: Any, said: str
 ) -> None:
     toy.text[0] = (
@@ -375,7 +373,7 @@ def test_an_agent_that_talks_nonsense_is_dropped(
     assert "is none of ours" in bench.end_of(bench.start("pass")).reason
 
 
-def test_a_ticket_is_good_for_one_arrival(bench: Bench, toy: Any) -> None:
+def test_a_ticket_admits_one_agent(bench: Bench, toy: Any) -> None:
     bench.start("print('there', flush=True); import time; time.sleep(600)")
     bench.until(lambda: bench.lines)
     second = toy.Task(toy.tasks[0].ticket)
@@ -400,7 +398,7 @@ def test_a_task_that_was_run_twice_may_serve_the_next_process(toy: Any) -> None:
     second.end()
 
 
-def test_an_agent_ends_without_a_word_of_its_driver(
+def test_an_agent_ends_when_its_driver_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agent_loop, "ALONE_S", 0.5)
@@ -460,7 +458,9 @@ def test_what_an_agent_tells_is_json(method: str, value: Any) -> None:
         ("report", {"lines": [], "exits": {}, "spent_ms": {"a": "7"}}),
     ],
 )  # fmt: skip
-def test_nonsense_of_an_agent_is_refused(method: str, told: dict[str, Any]) -> None:
+def test_invalid_messages_of_an_agent_are_refused(
+    method: str, told: dict[str, Any]
+) -> None:
     with pytest.raises(BadFrame, match="with nonsense"):
         parse(method, told)
 

@@ -315,7 +315,7 @@ def test_ctrl_c_while_hosts_start_gives_machines_back_once(box: Box) -> None:
     assert box.releases == 1
 
 
-def test_an_up_that_is_killed_leaves_what_down_gives_back(box: Box) -> None:
+def test_down_releases_machines_of_a_killed_up(box: Box) -> None:
     box.make("acquire-is-killed")
     with box.up() as up:
         assert up.wait() == -signal.SIGKILL

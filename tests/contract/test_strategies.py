@@ -373,7 +373,7 @@ def test_a_correct_class_passes() -> None:
         (Neither, "neither a ServerStrategy nor a RoundStrategy"),
     ],
 )
-def test_a_broken_class_is_caught(broken: type[Strategy], law: str) -> None:
+def test_the_laws_find_each_broken_strategy(broken: type[Strategy], law: str) -> None:
     with pytest.raises(AssertionError, match=law):
         check_strategy(broken)
 

@@ -180,7 +180,9 @@ def test_validation_data_as_an_array():
         (({(1, 2): X, 3.5: X},), None),
     ],
 )
-def test_what_is_no_data(arguments: tuple[Any, ...], words: str | None):
+def test_objects_that_are_no_data_are_refused(
+    arguments: tuple[Any, ...], words: str | None
+):
     if words is None:
         with pytest.raises(DataError, match=r"has the key \(1, 2\) of type tuple"):
             ArraySource(*arguments).to_blob()

@@ -130,7 +130,7 @@ def test_batches_that_were_read_make_room_on_a_small_disk(tmp_path: Path) -> Non
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_batch_that_is_there_is_read_where_marks_have_no_room(
+def test_batches_are_read_although_marks_cannot_be_written(
     tmp_path: Path,
 ) -> None:
     read, told = on_small_disk(tmp_path, kept=60, entries=30)
@@ -141,7 +141,7 @@ def test_a_batch_that_is_there_is_read_where_marks_have_no_room(
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_full_disk_is_told_where_nothing_can_make_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_where_no_batch_can_be_deleted(tmp_path: Path) -> None:
     read, told = on_small_disk(tmp_path, kept=60)
     assert read == [*range(len(read))]
     assert 20 < len(read) < 30

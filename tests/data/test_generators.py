@@ -154,7 +154,7 @@ def test_a_generator_without_an_end_does_not_fill_the_disk(
     assert "has not ended. If it has no end, stop this and pass steps_per" in said
 
 
-def test_much_data_without_an_end_is_told_of_once_and_at_once(
+def test_an_endless_generator_is_warned_of_once_and_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(unended, "TOLD_S", float("inf"))
@@ -189,7 +189,7 @@ def count_shards(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("count", [count_passes, count_shards])
-def test_what_is_counted_without_an_end_is_told_of(
+def test_counting_an_endless_generator_is_warned_of(
     count: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing of it is kept: no disk fills, and it would be read for ever."""
@@ -199,17 +199,17 @@ def test_what_is_counted_without_an_end_is_told_of(
         count(capsys)
 
 
-def test_an_iterator_is_as_good() -> None:
+def test_an_iterator_is_accepted() -> None:
     source = fed(iter([(np.ones((2, 1)), np.ones(2))] * STEPS), epochs=range(1))
     assert (source.kind, len(source)) == ("iterator", 2 * STEPS)
 
 
-def test_an_empty_one_is_refused() -> None:
+def test_an_empty_generator_is_refused() -> None:
     with pytest.raises(DataError, match="has 0 batches"):
         fed(iter(()))
 
 
-def test_one_that_ends_early_says_where() -> None:
+def test_error_of_a_generator_that_ends_early_names_the_batch() -> None:
     source = fed(counting(STEPS + 2))
     with (
         pytest.raises(DataError, match="ended after 2 batches of epoch 1"),
@@ -267,7 +267,7 @@ def test_errors_of_others_go_through_and_nothing_stays() -> None:
     assert spools() == []
 
 
-def test_it_does_not_run_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_is_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
     def noted() -> Iterator[Any]:

@@ -84,7 +84,7 @@ def test_the_driver_reads_streams(name: str) -> None:
             check_laws(found, ALL, epoch)
 
 
-def test_gaps_make_it_a_stream() -> None:
+def test_a_filtered_data_set_is_read_as_a_stream() -> None:
     found = source(pairs().batch(4).filter(lambda xy: xy[1][0] >= 104))
     assert isinstance(found, FedSource)
     with found.serving():
@@ -101,7 +101,7 @@ def test_shards_are_read_by_workers(tmp_path: Path) -> None:
     check_travels(found, expected, tmp_path)
 
 
-def test_none_at_all() -> None:
+def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(DataError, match="is empty"):
         source(pairs()[:0])
 

@@ -296,7 +296,7 @@ def test_what_cannot_travel_is_named() -> None:
         (3.5, "x is a float"),
     ],
 )
-def test_what_is_no_batch_is_said(batch: Any, message: str) -> None:
+def test_items_that_are_no_batches_are_refused(batch: Any, message: str) -> None:
     class Bad(Pairs):
         def __getitem__(self, index: int) -> Any:
             return batch
@@ -305,7 +305,7 @@ def test_what_is_no_batch_is_said(batch: Any, message: str) -> None:
         source_of(Bad())
 
 
-def test_none_at_all() -> None:
+def test_an_empty_data_set_is_refused() -> None:
     class Empty(Pairs):
         def __len__(self) -> int:
             return 0

@@ -123,7 +123,7 @@ def test_an_empty_shard_is_named() -> None:
 @pytest.mark.parametrize(
     "made", [None, 3, type("Dataset", (), {"__module__": "torch"})()]
 )
-def test_what_is_no_stream_is_said(made: Any) -> None:
+def test_shards_that_are_no_streams_are_refused(made: Any) -> None:
     def returns(shard: Shard) -> Any:
         return made
 
@@ -155,7 +155,7 @@ def test_a_source_is_one_already() -> None:
 @pytest.mark.parametrize(
     "x", [np.ones(3), [np.ones(3)], {"a": np.ones(3)}, None, "s3://bucket/", int]
 )
-def test_what_is_something_else_is_left_to_others(x: Any) -> None:
+def test_other_objects_are_left_to_other_readers(x: Any) -> None:
     assert source_of(x) is None
 
 

@@ -131,11 +131,11 @@ def test_rows_without_features():
 
 
 @pytest.mark.parametrize("size", [0, 10, 100, 500])
-def test_a_blob_cut_short(size: int):
+def test_a_truncated_blob_is_refused(size: int):
     with pytest.raises(DataError, match=f"{size} bytes of shared data"):
         ArraySource.from_blob(bytes(source().to_blob()[:size]))
 
 
-def test_a_blob_that_is_something_else():
+def test_a_file_that_is_no_blob_is_refused():
     with pytest.raises(DataError, match="shared data cannot be read"):
         ArraySource.from_blob(b"PK" + bytes(5000))

@@ -327,7 +327,7 @@ def test_what_cannot_travel_is_said() -> None:
         source_of(dataset)
 
 
-def test_a_length_is_needed() -> None:
+def test_a_data_set_without_a_length_is_refused() -> None:
     class Unsized(data.Dataset):
         def __getitem__(self, index: int) -> Any:
             return XT[index]
@@ -336,7 +336,7 @@ def test_a_length_is_needed() -> None:
         source_of(Unsized())
 
 
-def test_none_at_all() -> None:
+def test_an_empty_data_set_is_refused() -> None:
     few = data.TensorDataset(XT[:2])
     for empty in (data.TensorDataset(XT[:0]), LOADER(few, 4, drop_last=True)):
         with pytest.raises(DataError, match="has 0 items"):

@@ -92,7 +92,7 @@ def test_a_preprocessing_without_the_class(home: Path):
         sys.modules.pop("preprocessing", None)
 
 
-def test_what_has_its_place_elsewhere(home: Path):
+def test_arguments_of_the_environment_are_refused_in_fit(home: Path):
     with pytest.raises(ConfigError, match="was given epochs="):
         ExecutionEnvironment(bucket="b", model=linear()).fit(epochs=3)
 
@@ -175,7 +175,7 @@ def test_a_run_that_fails_keeps_its_consoles(home: Path, data: Bucket):
     assert not (home / "models").exists()
 
 
-def test_what_cannot_begin_leaves_nothing(home: Path, data: Bucket):
+def test_a_run_that_cannot_start_leaves_no_folder(home: Path, data: Bucket):
     made = ExecutionEnvironment(
         bucket=data.name, prefix="rows", model=linear(), preprocess=Rows, epochs=-1
     )
@@ -231,7 +231,7 @@ def test_gpus():
     assert "1 (NVIDIA H100)" not in str(report)  # it does not tell
 
 
-def test_time_that_was_noted(tmp_path: Path):
+def test_recorded_times_are_summed(tmp_path: Path):
     path = tmp_path / "times.csv"
     assert spent(path, driver=7) == (0, 0, 0, 0)
     path.write_text(f"{HEADER}7,0.5,1,3\n8,0.25,1,3\n9,0.25,1,3\n9,0.5,1,3\n9")

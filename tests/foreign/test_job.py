@@ -94,7 +94,7 @@ def test_tf_config_is_one_map_with_each_process_once(job: ProcessGroup) -> None:
 
 
 @given(jobs(), st.booleans())
-def test_all_agree_where_they_meet_and_how_many_they_are(
+def test_all_processes_get_the_same_address_and_world_size(
     job: ProcessGroup, for_jax: bool
 ) -> None:
     count = str(len(job.trainers))
@@ -138,7 +138,7 @@ def test_names_that_were_on_every_node_of_a_cluster() -> None:
     assert variables_of(job, job.doing("ps")[0])["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
-def test_what_cannot_be_spread() -> None:
+def test_shapes_that_do_not_fit_the_nodes_are_refused() -> None:
     with pytest.raises(PlanError, match="there is no node"):
         ProcessGroup.of([], Shape())
     with pytest.raises(ConfigError, match="--ps is -1"):

@@ -26,7 +26,7 @@ def launch(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_what_is_shown_is_what_runs(tmp_path: Path) -> None:
+def test_print_shows_the_job_that_runs(tmp_path: Path) -> None:
     """The same ports at every call, here and on hosts."""
     shown = json.loads(launch(tmp_path, "--print", "--json", "--", "env").stdout)
     (process,) = shown
@@ -40,7 +40,7 @@ def test_what_is_shown_is_what_runs(tmp_path: Path) -> None:
     assert launch(tmp_path, *of_hosts).stdout == launch(tmp_path, *of_hosts).stdout
 
 
-def test_people_read_all_of_it(tmp_path: Path) -> None:
+def test_print_shows_processes_variables_and_host_file(tmp_path: Path) -> None:
     options = ("--hosts", "a,10.0.0.2", "--port", "20000", "--print")
     lines = launch(tmp_path, *options, "--", "env").stdout.splitlines()
     assert lines[1].split() == ["worker-0", "a", "20003", "-"]
@@ -58,7 +58,9 @@ def test_people_read_all_of_it(tmp_path: Path) -> None:
         (["--check", "--print"], "--print and --check are given together"),
     ],
 )
-def test_what_means_nothing(tmp_path: Path, options: list[str], said: str) -> None:
+def test_options_without_meaning_are_refused(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
     done = launch(tmp_path, *options, "--", "touch", "ran")
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
@@ -102,7 +104,7 @@ def test_two_jobs_of_this_machine_never_share_a_port() -> None:
             assert not {*ports_of(one, 0)} & {*ports_of(other, 0)}
 
 
-def test_no_place_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_if_no_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.foreign.ports.FIRST_PORTS", FIRST_PORTS[:1])
     with (
         placed([HERE], Shape()),
@@ -112,7 +114,7 @@ def test_no_place_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_other_jobs_begin_elsewhere() -> None:
+def test_other_jobs_begin_with_other_ports() -> None:
     """All places are tried, and shapes and hosts are spread over them."""
     shapes = [Shape(per_node=count) for count in range(1, 41)]
     firsts = [candidates([HERE], shape)[0] for shape in shapes]

@@ -62,7 +62,7 @@ def living(mark: str) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-def test_each_says_its_part_and_has_a_log(tmp_path: Path, is_here: bool) -> None:
+def test_each_process_has_its_role_and_a_log(tmp_path: Path, is_here: bool) -> None:
     shape = Shape(per_node=2, has_chief=True, has_evaluator=True)
     here = this_machine(shape)
     node = here if is_here else Node(name="me", address="127.0.0.1", ports=here.ports)
@@ -154,7 +154,7 @@ def test_a_process_in_its_own_session_is_ended_too(
     assert time.monotonic() - began < 12
 
 
-def test_what_a_process_leaves_behind_keeps_no_job_open(tmp_path: Path) -> None:
+def test_a_process_left_behind_does_not_keep_the_job_open(tmp_path: Path) -> None:
     mark = f"mark{os.urandom(4).hex()}"
     run(job(Shape()), f"{ESCAPED}escape({mark!r}, '')", tmp_path)
     assert living(mark) == []
@@ -171,7 +171,7 @@ def test_a_process_of_another_program_is_not_ended(tmp_path: Path) -> None:
         other.wait()
 
 
-def test_all_readers_have_one_time_to_end_in(
+def test_all_readers_share_one_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has no mark is not found, and holds the pipe of its process."""
@@ -226,7 +226,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     assert living(mark) == []
 
 
-def test_a_guard_that_hears_nothing_ends_its_process(tmp_path: Path) -> None:
+def test_a_guard_without_input_ends_its_process(tmp_path: Path) -> None:
     """As on a host whose cable is cut: nothing closes its input."""
     mark = f"mark{os.urandom(4).hex()}"
     code = f"import time; {mark} = 1; time.sleep(1000)"

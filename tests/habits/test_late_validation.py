@@ -53,7 +53,7 @@ def test_a_plan_says_who_validates() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_callbacks_that_need_scores_are_refused(
     given: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -111,7 +111,7 @@ def test_history_and_best_model_are_those_of_a_run_that_waits(tmp_path: Path) ->
 
 
 @pytest.mark.process
-def test_a_score_is_found_though_the_process_dies(evaluator: Evaluator) -> None:
+def test_a_score_is_computed_although_the_process_dies(evaluator: Evaluator) -> None:
     model = make_model()
     first = UserModel(model).moved()
     second = {place: 2 * weight for place, weight in first.items()}

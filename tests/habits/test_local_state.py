@@ -83,7 +83,7 @@ COMMON: dict[str, Any] = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
 
 
 @pytest.mark.parametrize("strategy", ["single", "all_reduce"])
-def test_it_is_what_keras_leaves(strategy: str) -> None:
+def test_local_state_after_fit_equals_that_of_keras(strategy: str) -> None:
     """Random state too, where dropout draws from it; a later fit goes on from there."""
     x, y = data(ROWS)
     plain, model = net(dropout=0.5), net(dropout=0.5)
@@ -108,7 +108,7 @@ def test_workers_without_rows_count_all_the_same(rows: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["aeasgd:period=1", "local_sgd:period=2"])
-def test_of_independent_steps_it_is_that_of_one_worker(strategy: str) -> None:
+def test_local_state_of_independent_steps_is_that_of_one_worker(strategy: str) -> None:
     x, y = data(ROWS)
     model = net()
     shoal.fit(
@@ -130,7 +130,9 @@ class Watch(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("strategy", ["single", "all_reduce"])
-def test_validation_and_callbacks_see_it(tmp_path: Path, strategy: str) -> None:
+def test_validation_and_callbacks_see_local_state(
+    tmp_path: Path, strategy: str
+) -> None:
     """Best models and the weights that EarlyStopping restores have it as well."""
     x, y = data(ROWS)
     plain, model = net(), net()
@@ -161,7 +163,7 @@ def test_validation_and_callbacks_see_it(tmp_path: Path, strategy: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(BACKEND != "jax", reason="all tests with processes are of JAX")
-def test_a_large_frozen_part_stays_where_it_is(
+def test_frozen_variables_are_not_sent_during_training(
     kept: shoal.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What travels while workers train is of the trained part."""
@@ -199,7 +201,7 @@ def best() -> Any:
 
 @pytest.mark.process
 @pytest.mark.skipif(BACKEND != "jax", reason="all tests with processes are of JAX")
-def test_a_run_that_is_broken_off_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_local_state(tmp_path: Path) -> None:
     """Its checkpoints have nothing of the frozen part, nor has what callbacks hold."""
     x, y = data(ROWS)
     plain, model = net(FROZEN), net(FROZEN)
@@ -221,7 +223,7 @@ def test_a_run_that_is_broken_off_goes_on_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(BACKEND != "jax", reason="all tests with processes are of JAX")
-def test_an_evaluator_is_sent_what_moves(
+def test_an_evaluator_is_sent_changed_state_only(
     kept: shoal.Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = list[int]()
@@ -260,7 +262,7 @@ def seen(sizes: list[int], name: str) -> Any:
     return reading
 
 
-def test_a_plan_says_what_travels_once() -> None:
+def test_plan_names_bytes_that_are_sent_once() -> None:
     x, y = data(ROWS)
     found = shoal.plan(net(FROZEN), x, y)
     assert f"; {4 * FROZEN / 1e6:,.1f} MB that are not trained travel once" in (

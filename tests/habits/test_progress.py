@@ -110,18 +110,18 @@ def test_a_live_line_says_which_score_is_waited_for(
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_zero_is_silent(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbose_0_prints_nothing(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert show(stream(), 0, monkeypatch) == ""
 
 
-def test_what_is_wrong_is_a_warning_where_no_lines_are_wanted() -> None:
+def test_problems_are_warnings_with_verbose_0() -> None:
     with pytest.warns(ShoalWarning, match="turned NaN"):
         ProgressDisplay(make_plan(), 0).event(
             "warning", {"text": "a weight turned NaN"}
         )
 
 
-def test_two_is_a_line_an_epoch_on_a_terminal_too(
+def test_verbose_2_prints_one_line_for_each_epoch_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert show(Terminal(), 2, monkeypatch).splitlines() == [*EVENTS, LAST]
@@ -180,7 +180,7 @@ def test_a_narrow_terminal_keeps_the_time_left(
     some.lists(some.tuples(some.integers(0, 5), some.text(min_size=1, max_size=9))),
     some.integers(1, 60),
 )
-def test_of_the_fields_that_do_not_fit_the_lightest_go(
+def test_a_narrow_line_drops_the_least_important_fields(
     fields: list[tuple[int, str]], columns: int
 ) -> None:
     fields = [*fields, (9, "left")]

@@ -89,7 +89,7 @@ def test_all_reduce_goes_on_bit_for_bit(
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_another_number_of_workers(folder: Path) -> None:
+def test_a_run_is_resumed_with_another_number_of_workers(folder: Path) -> None:
     check_end(shoal.resume(folder, workers=1), folder)
     assert open_run(str(folder)).summary().workers == 1
 
@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(folder: Path) -> Non
     check_end(history, folder)
 
 
-def test_the_loss_of_the_newest_checkpoints_is_told(folder: Path) -> None:
+def test_missing_newest_checkpoints_are_warned_of(folder: Path) -> None:
     record = open_run(str(folder))
     warned: list[str] = []
     inputs = read_inputs(record.folder)
@@ -153,7 +153,7 @@ def test_a_changed_bit_of_what_it_began_with_is_seen(folder: Path) -> None:
             read_inputs(open_run(str(folder)).folder)
 
 
-def test_what_older_runs_began_with_is_read(folder: Path) -> None:
+def test_data_records_of_older_runs_are_read(folder: Path) -> None:
     file = folder / "inputs" / "inputs.pickle"
     before = read_inputs(open_run(str(folder)).folder)
     file.write_bytes(file.read_bytes().partition(b"\n")[2])

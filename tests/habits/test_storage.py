@@ -81,7 +81,7 @@ def test_a_run_whose_model_was_not_saved_can_be_finished_later(
     [OSError("away"), MemoryError(), RuntimeError("write failed: errno = 28")],
     ids=lambda error: type(error).__name__,
 )
-def test_what_keeps_a_good_model_from_being_saved(
+def test_a_model_that_cannot_be_saved_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(run_fit, "RETRIES_S", (0.0,))

@@ -126,7 +126,7 @@ def test_a_process_that_takes_another_part_says_so(tmp_path: Path) -> None:
     assert found[0][f"shoal: {folder.name} server"] != records[3]["server"]
 
 
-def test_runs_of_before_are_read(tmp_path: Path) -> None:
+def test_runs_of_older_versions_are_read(tmp_path: Path) -> None:
     """They record no process but workers, and these without a machine."""
     events = [
         {"kind": "run_created", "host": "node-c"},

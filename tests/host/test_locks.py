@@ -64,7 +64,7 @@ print(found)
 """
 
 
-def test_a_forked_child_does_not_keep_it(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     words = [sys.executable, "-c", FORK, str(tmp_path / "lock")]
     found = subprocess.run(words, capture_output=True, text=True, check=True)
     assert found.stdout == "[True, False]\n"

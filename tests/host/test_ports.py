@@ -16,11 +16,11 @@ def test_the_next_free_port_is_taken() -> None:
             assert port < found.getsockname()[1] < port + TRIES
 
 
-def test_any_port_is_taken_without_a_wish() -> None:
+def test_port_0_takes_any_free_port() -> None:
     with listen("127.0.0.1") as found:
         assert found.getsockname()[1] > 0
 
 
-def test_another_machines_address_is_an_error_at_once() -> None:
+def test_the_address_of_another_machine_is_an_error_at_once() -> None:
     with pytest.raises(OSError, match="assign"):
         listen("192.0.2.1", 5000)

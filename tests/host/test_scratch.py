@@ -91,7 +91,7 @@ def test_a_fork_leaves_its_parents_folder() -> None:
     subprocess.run([sys.executable, "-c", FORK], check=True)
 
 
-def test_what_is_not_surely_left_stays(
+def test_a_folder_whose_owner_may_live_is_kept(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody is making the first; the second is a trap: a link to what is dear."""

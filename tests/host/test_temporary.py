@@ -31,7 +31,7 @@ def remove(folder: Path) -> None:
     folder.parent.rmdir()
 
 
-def test_it_is_made_again_for_its_user_alone(
+def test_the_directory_is_made_again_for_its_user_alone(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert temporary_folder() == folder
@@ -59,7 +59,9 @@ def test_another_one_is_taken_where_it_cannot_be_made(
     assert temporary_folder() == other == Path(tempfile.gettempdir())
 
 
-def test_none_at_all_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_if_there_is_no_temporary_directory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remove(folder)
     folder.parent.write_text("a file lies in its way")
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(folder)])

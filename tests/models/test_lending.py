@@ -58,7 +58,7 @@ def test_inline_workers_share_what_a_loss_closes_over() -> None:
     assert counter.losses > 0
 
 
-def test_processes_do_not() -> None:
+def test_processes_do_not_share_what_a_loss_closes_over() -> None:
     with pytest.raises(PlanError, match=r"captured variable 'counter'.*lock"):
         fit(make(Counter()), cluster="local")
 

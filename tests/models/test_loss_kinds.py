@@ -94,7 +94,7 @@ SUM, MEAN = ("sum",), ("sum_over_batch_size",)
         (L.MeanSquaredError(reduction="sum"), LossKinds(SUM)),
     ],
 )
-def test_what_a_loss_is(loss: Any, wanted: LossKinds) -> None:
+def test_the_kind_of_each_loss_is_found(loss: Any, wanted: LossKinds) -> None:
     assert kinds(net(loss)) == wanted
 
 
@@ -106,7 +106,7 @@ def test_what_a_loss_is(loss: Any, wanted: LossKinds) -> None:
         (lambda x: ops.sqrt(ops.sum(x)), LossKinds(MEAN, (), ("that layers add",))),
     ],
 )
-def test_what_a_layer_adds_is(reduce: Any, wanted: LossKinds) -> None:
+def test_the_kind_of_added_losses_is_found(reduce: Any, wanted: LossKinds) -> None:
     assert kinds(net("mse", Adding(reduce))) == wanted
 
 
@@ -176,7 +176,7 @@ def test_a_sum_beside_a_mean_is_refused() -> None:
 
 
 @pytest.mark.parametrize("loss", [dice, rooted])
-def test_what_is_neither_is_said(loss: Any) -> None:
+def test_a_loss_that_is_neither_sum_nor_mean_is_reported(loss: Any) -> None:
     def said(**given: Any) -> str:
         return " ".join(shoal.plan(net(loss), X, Y, **given).warnings)
 

@@ -179,7 +179,7 @@ def test_archive_goes_first(name: str, body: type) -> None:
 @pytest.mark.parametrize(
     "name", ["mlp", "layer_with_config_and_add_loss", "lambda_layer", "own_compile"]
 )
-def test_what_has_not_changed_is_packed_once(
+def test_an_unchanged_model_is_packed_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bytes, without a second copy of them; whatever changed is noticed."""
@@ -444,14 +444,14 @@ class Holder:
 
 
 @pytest.mark.parametrize("kind", ["loss", "metric", "activation"])
-def test_what_a_function_closes_over_is_named(kind: str) -> None:
+def test_error_names_what_a_function_closes_over(kind: str) -> None:
     with pytest.raises(PlanError, match="captured variable 'held'") as caught:
         travel.pack(closing_over(kind, Holder()))
     assert "Holder).lock is a _thread.lock" in str(caught.value)
     assert "_compiled_trainable_state" not in str(caught.value)
 
 
-def test_what_a_method_closes_over_is_named() -> None:
+def test_error_names_what_a_method_closes_over() -> None:
     with pytest.raises(PlanError, match=r"Mine\).compute_loss -> captured") as caught:
         travel.pack(closing_over("compute_loss", Holder()))
     assert "'held' (" in str(caught.value)
@@ -569,7 +569,7 @@ def quantized() -> Any:
 @pytest.mark.parametrize(
     "make", [with_lambda, with_wrapped_relu, with_checkpoint, with_adapters, quantized]
 )
-def test_what_the_config_of_a_layer_does_not_tell_travels(make: Any) -> None:
+def test_state_of_a_layer_outside_of_its_config_is_sent(make: Any) -> None:
     model = make()
     model.compile("sgd", "mse")
     arrived = unpack(pack(model))

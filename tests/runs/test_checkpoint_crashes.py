@@ -273,7 +273,7 @@ def test_a_successor_that_removes_parts_is_reported(
         first.save(taken(1))
 
 
-def test_many_that_open_at_once(folder: Folder):
+def test_many_writers_open_at_once(folder: Folder):
     barrier = threading.Barrier(8)
     stores: list[CheckpointStore] = []
 
@@ -340,7 +340,7 @@ class CannotCreate(OwnMemory):
             super().pipe_file(path, b"of somebody else")
 
 
-def test_two_that_create_the_same_token_do_not_both_own():
+def test_two_writers_with_the_same_token_do_not_both_own_the_store():
     folder = Folder(fs=CannotCreate(skip_instance_cache=True), path="/run")
     store = opened(folder)
     store.save(taken(1))

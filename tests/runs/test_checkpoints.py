@@ -107,7 +107,7 @@ CHECKPOINTS = st.builds(
 
 
 @given(checkpoint=CHECKPOINTS)
-def test_what_is_saved_is_found(checkpoint: Checkpoint):
+def test_a_saved_checkpoint_is_loaded_from_memory(checkpoint: Checkpoint):
     folder = in_memory()
     opened(folder).save(checkpoint)
     assert_same(CheckpointStore(folder).latest(never), checkpoint)
@@ -115,14 +115,14 @@ def test_what_is_saved_is_found(checkpoint: Checkpoint):
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(checkpoint=CHECKPOINTS)
-def test_what_is_saved_on_a_disk_is_found(tmp_path: Path, checkpoint: Checkpoint):
+def test_a_saved_checkpoint_is_loaded_from_disk(tmp_path: Path, checkpoint: Checkpoint):
     folder = Folder.at(tmp_path / uuid4().hex)
     opened(folder).save(checkpoint)
     assert_same(CheckpointStore(folder).latest(never), checkpoint)
 
 
 @pytest.mark.parametrize("order", ["fortran", "strided", "column", "backwards"])
-def test_arrays_that_lie_otherwise(folder: Folder, order: str):
+def test_arrays_of_any_memory_layout(folder: Folder, order: str):
     plain = np.arange(24, dtype=">f8").reshape(4, 6)
     array = {
         "fortran": np.asfortranarray(plain),
@@ -186,7 +186,7 @@ def test_a_large_array_is_not_copied_to_save_it_and_once_to_load_it(tmp_path: Pa
         ({"document": {"fit": print}}, "not JSON"),
     ],
 )
-def test_what_would_not_come_back_is_refused(
+def test_values_that_cannot_be_restored_are_refused(
     folder: Folder, fields: dict[str, Any], reason: str
 ):
     store = opened(folder)
@@ -266,7 +266,7 @@ def test_one_that_lacks_a_part_does_not_count_as_kept(folder: Folder):
     assert folder.exists(at(1, 1).manifest)
 
 
-def test_what_cannot_be_removed_is_told_and_removed_later():
+def test_files_that_cannot_be_removed_are_reported_and_removed_later():
     folder, said = in_memory(), []
     faults = Faults(error=lambda: PermissionError("read only"))
     store = CheckpointStore(faulty(folder, faults), complain=said.append).open()
@@ -298,7 +298,7 @@ def each_harm(content: bytes) -> list[bytes]:
     return [c for c in [*cut, content + b"\0", *turned] if c != content]
 
 
-def test_harm_to_any_file_is_found(folder: Folder):
+def test_damage_to_any_file_is_found(folder: Folder):
     store = opened(folder)
     store.save(taken(1))
     store.save(taken(2))

@@ -193,7 +193,7 @@ def test_any_value_in_any_field_is_read_or_said(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(st.sampled_from(PLACES), JSON)
-def test_commands_show_whatever_is_read(
+def test_commands_show_any_value_that_is_read(
     root: str, where: tuple[str, tuple[Any, ...]], value: Any
 ):
     kind, place = where
@@ -276,7 +276,7 @@ FILES = ("events", SEGMENT, "plan.json", "experiments/worker-0.log", "experiment
 
 @pytest.mark.parametrize("kind", ["folder", "link to nothing", "loop", "pipe", "file"])
 @pytest.mark.parametrize("name", FILES)
-def test_something_else_where_a_file_should_be(name: str, kind: str, root: str):
+def test_a_folder_or_pipe_in_place_of_a_file(name: str, kind: str, root: str):
     folder = a_run(root)
     folder.write("experiments/worker-0.log", b"hello\n")
     folder.write("plan.json", b"{}")

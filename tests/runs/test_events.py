@@ -28,7 +28,7 @@ plain = some.recursive(
 
 
 @given(some.lists(some.dictionaries(some.text(), plain), max_size=5))
-def test_what_is_encoded_is_decoded(events: list[dict]):
+def test_encoded_events_are_decoded(events: list[dict]):
     assert list(decode(b"".join(map(encode, events)))) == events
 
 
@@ -39,7 +39,7 @@ def test_numpy_values_become_json():
     assert "object" in found["d"]
 
 
-def test_what_is_no_number_becomes_null():
+def test_nan_and_infinity_become_null():
     event = {"loss": math.nan, "all": [math.inf, {"x": np.float32("nan")}, 1.0]}
     found = json.loads(encode(event), parse_constant=lambda name: 1 / 0)
     assert found == {"loss": None, "all": [None, {"x": None}, 1.0]}

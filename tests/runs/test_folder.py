@@ -16,7 +16,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
     return Folder.at(f"memory://{tmp_path.name}")
 
 
-def test_what_is_written_is_read(folder: Folder):
+def test_a_written_file_is_read(folder: Folder):
     folder.write("a/b.txt", b"0123")
     folder.write("a/b.txt", b"4567")
     assert folder.read("a/b.txt") == b"4567"
@@ -33,7 +33,7 @@ def test_a_missing_folder_is_empty(folder: Folder):
     assert folder.child("x").names("y") == []
 
 
-def test_no_name_leads_out(folder: Folder):
+def test_names_outside_of_the_folder_are_refused(folder: Folder):
     for name in ("..", "../x", "a/../../x", "a/.."):
         with pytest.raises(DataError, match="leads out of"):
             folder.read(name)
@@ -125,7 +125,7 @@ def test_a_file_is_read_in_parts(folder: Folder):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_what_is_no_file_is_refused_at_once(kind: str, tmp_path: Path):
+def test_a_pipe_is_refused_at_once(kind: str, tmp_path: Path):
     """Nobody writes into the pipe: to open it plainly would last for ever."""
     odd = tmp_path / "odd"
     if kind == "pipe":

@@ -78,7 +78,7 @@ def test_the_plan_may_be_nested():
     assert (run.strategy, run.workers, run.samples_expected) == ("adag", 2, 300)
 
 
-def test_what_the_controller_reports_goes_above():
+def test_the_final_report_overrides_counts_of_events():
     report = {
         "samples_committed": 5,
         "samples_expected": 6,

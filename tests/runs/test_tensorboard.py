@@ -80,7 +80,7 @@ def test_epochs_without_validation_make_no_folder(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_machines_were_busy_with_goes_with_the_epoch(tmp_path: Path):
+def test_the_use_of_machines_is_written_with_the_epoch(tmp_path: Path):
     writer = ScalarWriter(Folder.at(tmp_path))
     for percent in (50.0, 100.0):
         gpu = {"number": 0, "percent": percent, "memory_mib": 7.0, "watts": None}

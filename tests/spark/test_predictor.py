@@ -88,7 +88,7 @@ def test_params_of_spark(frame: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.keras_model(x), model(x))
 
 
-def test_what_is_refused(frame: Any, spark: Any) -> None:
+def test_wrong_columns_are_refused(frame: Any, spark: Any) -> None:
     predictor = ModelPredictor(make_model(), output_col="label")
     with pytest.raises(ConfigError, match="there is a column 'label' already"):
         predictor.transform(frame)

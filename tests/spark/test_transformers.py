@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Any, str, list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values(frame: Any, name: str) -> None:
+def test_values_of_each_transformer(frame: Any, name: str) -> None:
     make, column, expected = CASES[name]
     found = taken(make(), frame, column)
     for row, right in zip(found, expected, strict=True):
@@ -116,7 +116,7 @@ def test_both_names_of_the_index(frame: Any) -> None:
     assert made.schema["predicted_index"].dataType.simpleString() == "double"
 
 
-def test_they_are_saved_in_pipelines(frame: Any, tmp_path: Path) -> None:
+def test_transformers_are_saved_in_pipelines(frame: Any, tmp_path: Path) -> None:
     from pyspark.ml import PipelineModel
 
     stages: list[Any] = [
@@ -148,7 +148,7 @@ BAD: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_refused(frame: Any, name: str) -> None:
+def test_wrong_columns_and_params_are_refused(frame: Any, name: str) -> None:
     make, error, said = BAD[name]
     with pytest.raises(error, match=said):
         make().transform(frame).collect()

@@ -75,7 +75,7 @@ def test_a_run_comes_back(archive: bytes, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["../else", "/tmp/shoal-else", "a/b", "..", "", "a\0"])
-def test_an_id_of_the_host_leads_nowhere_else(
+def test_an_id_of_the_host_cannot_address_another_folder(
     name: str, archive: bytes, tmp_path: Path
 ):
     before = {*tmp_path.iterdir()}
@@ -97,7 +97,7 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"{}", None])
-def test_a_model_that_did_not_come_whole_is_said(
+def test_an_incomplete_model_is_an_error(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

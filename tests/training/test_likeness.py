@@ -51,7 +51,7 @@ def batches(value: float | None) -> Any:
     return source
 
 
-def test_what_is_not_kept_is_known_again() -> None:
+def test_data_that_is_not_stored_is_recognised() -> None:
     found: Likeness = pickle.loads(pickle.dumps(Likeness.of(ArraySource(X, Y))))
     assert found.difference(ArraySource(X, Y)) == ""
     assert found.difference(ArraySource(X[::-1].copy(), Y)) != ""

@@ -29,7 +29,7 @@ def test_lines_on_a_pipe_and_one_line_on_a_terminal(
     assert capsys.readouterr().err == said
 
 
-def test_what_is_quick_says_nothing_on_a_pipe(
+def test_a_short_upload_prints_nothing_on_a_pipe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     upload = remote_fit._Upload()

@@ -15,7 +15,7 @@ NUMBERS = some.floats(-1e9, 1e9, allow_nan=False)
 
 
 @given(some.lists(NUMBERS, max_size=400), some.integers(4, 60))
-def test_samples_keep_what_stands_out(values: list[float], most: int):
+def test_samples_keep_lowest_and_highest_values(values: list[float], most: int):
     points = [(float(at), value) for at, value in enumerate(values)]
     found = sampled(points, most)
     assert len(found) <= max(4, most)

@@ -74,7 +74,7 @@ def test_the_link_gives_a_cookie_and_loses_its_token(served: Served):
 
 
 @pytest.mark.parametrize("path", ["//evil.example", "/\\evil.example", "///x", "/\\/x"])
-def test_the_link_never_leads_elsewhere(path: str, served: Served):
+def test_the_link_redirects_to_this_page_only(path: str, served: Served):
     answer = served.ask(f"{path}?token={TOKEN}", has_cookie=False)
     if answer.status == 303:
         assert answer.headers["location"].startswith("/")
@@ -202,7 +202,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
-def test_ids_are_looked_up_not_opened(bad: str, served: Served, root: Path):
+def test_ids_are_compared_with_known_runs(bad: str, served: Served, root: Path):
     (root.parent / "secret").mkdir()
     (root.parent / "secret" / "events").mkdir()
     [run] = run_ids(root)

@@ -245,7 +245,7 @@ def test_all_logs_are_searched_in_place(serving: Serving, root: Path):
     assert "<h1>" not in served.ask(f"{page}?part=lines&rank=1").text
 
 
-def test_nothing_of_a_run_is_markup(serving: Serving, root: Path):
+def test_text_of_a_run_is_escaped(serving: Serving, root: Path):
     with create(str(root), "x") as run:
         run.event("run_started", strategy=SCRIPT, workers=1, rows=1, epochs=1)
         run.event("worker_started", rank=0, pid=1, node=SCRIPT)
@@ -270,7 +270,7 @@ def test_nothing_of_a_run_is_markup(serving: Serving, root: Path):
     assert "<script>" not in served.ask("/").text
 
 
-def test_damage_and_torn_lines_are_said(serving: Serving, root: Path):
+def test_damage_and_torn_lines_are_shown(serving: Serving, root: Path):
     run = make_run(root, "fish", status="running")
     segment = next((root / run.id / "events").glob("*1.jsonl"))
     with segment.open("ab") as file:

@@ -209,7 +209,7 @@ class TestGreeting:
             with suppress(ConnectionResetError):
                 assert caller.recv(1) == b""
 
-    def test_a_server_without_the_secret_is_left(self) -> None:
+    def test_a_server_without_the_secret_is_refused(self) -> None:
         def serve(connection: socket.socket) -> None:
             exactly(connection, HELLO_BYTES)
             connection.sendall(bytes(ANSWER_BYTES))
@@ -260,7 +260,7 @@ class TestFrames:
 
     @settings(max_examples=60)
     @given(STREAMS)
-    def test_come_whole_however_they_lie_together(self, stream: Stream) -> None:
+    def test_frames_in_one_read_are_separated(self, stream: Stream) -> None:
         """What is read with a header may be a part of the frame, or the next ones."""
         with pair() as (caller, channel):
             greet(caller, channel)
@@ -320,7 +320,9 @@ class TestFrames:
             (HEADER.pack(MAGIC, 1 << 16, 0) + b"[" * (1 << 16), "not JSON"),
         ],
     )
-    def test_a_bad_one_is_named(self, frame: bytes, reason: str) -> None:
+    def test_the_error_names_what_is_wrong_with_a_frame(
+        self, frame: bytes, reason: str
+    ) -> None:
         with pair() as (caller, channel):
             greet(caller, channel)
             caller.sendall(frame)
@@ -347,7 +349,7 @@ class TestFrames:
                 with pytest.raises(BadFrame, match="too large"):
                     channel.read()
 
-    def test_what_is_announced_takes_no_memory_until_it_comes(self) -> None:
+    def test_memory_is_allocated_only_as_bytes_arrive(self) -> None:
         process, huge = psutil.Process(), 1 << 30
         with pair(limit=huge) as (caller, channel):
             greet(caller, channel)
@@ -358,7 +360,7 @@ class TestFrames:
             assert channel._stage == "body"
             assert process.memory_info().rss - before < huge // 8
 
-    def test_others_have_their_turn_beside_one_that_never_stops(self) -> None:
+    def test_a_peer_that_never_stops_does_not_starve_others(self) -> None:
         frame = pack_head({"kind": "need"}, 0)
         with pair() as (caller, channel):
             greet(caller, channel)
@@ -380,7 +382,7 @@ class TestFrames:
                 caller.sendall(pack_head({"kind": "push"}, 100) + bytes(100))
                 assert frames(channel) == [({"kind": "push"}, bytes(100))]
 
-    def test_a_cut_one_is_a_lost_connection(self) -> None:
+    def test_a_truncated_frame_is_a_lost_connection(self) -> None:
         with pair() as (caller, channel):
             greet(caller, channel)
             caller.sendall(pack_head({"kind": "push"}, 10) + b"123")
@@ -398,7 +400,7 @@ class TestFrames:
             with pytest.raises(ConnectionResetError):
                 frames(channel)
 
-    def test_what_the_socket_does_not_take_waits(self) -> None:
+    def test_bytes_that_the_socket_does_not_take_are_queued(self) -> None:
         body = secrets.token_bytes(8 << 20)
         with pair() as (caller, channel):
             greet(caller, channel)
@@ -407,7 +409,7 @@ class TestFrames:
             assert flushed(caller, channel, len(body)) == body
             assert not channel.has_output
 
-    def test_what_waits_can_be_kept_as_it_is(self) -> None:
+    def test_queued_output_can_be_copied(self) -> None:
         # A hung worker that was dropped may still write to a slot that a standby maps.
         body = bytearray(secrets.token_bytes(8 << 20))
         before = bytes(body)

@@ -161,7 +161,9 @@ LATER: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("case", LATER)
 @pytest.mark.parametrize("how", ["raise", "skip"])
-def test_a_file_that_turns_bad_later(tmp_path: Path, case: str, how: Any):
+def test_a_file_that_changes_during_the_run_is_an_error(
+    tmp_path: Path, case: str, how: Any
+):
     ending, data, words = LATER[case]
     path = tmp_path / f"1.{ending}"
     path.write_bytes(GOOD[ending])
@@ -258,7 +260,7 @@ def test_arguments_that_are_wrong(tmp_path: Path):
             open_files(**cast("dict[str, Any]", {"url": tmp_path, **arguments}))
 
 
-def test_formats_that_lie_together(tmp_path: Path):
+def test_mixed_formats_are_refused(tmp_path: Path):
     (tmp_path / "a.csv").write_bytes(GOOD["csv"])
     (tmp_path / "README").write_text("hello")
     source = open_files(tmp_path, label="y")

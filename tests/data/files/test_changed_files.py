@@ -123,7 +123,7 @@ def test_longer_and_missing_files_are_refused(
         told(kept)
 
 
-def test_a_version_of_a_store_is_certain() -> None:
+def test_changed_files_of_a_store_are_found() -> None:
     import fsspec
 
     system = fsspec.filesystem("memory")
@@ -148,7 +148,7 @@ def assert_told_of(path: Path, said: list[str]) -> None:
 
 @pytest.mark.parametrize("is_glob", [False, True])
 @pytest.mark.parametrize("kind", sorted(WRITE))
-def test_a_new_file_is_told_of(kind: str, is_glob: bool, tmp_path: Path) -> None:
+def test_a_new_file_is_warned_of(kind: str, is_glob: bool, tmp_path: Path) -> None:
     """In the folder of the data, or where a pattern finds it."""
     for number in (1, 2):
         write(tmp_path, kind, number)
@@ -182,7 +182,7 @@ def test_a_new_file_in_a_store_is_told_of() -> None:
         assert changes_of(one) == FileChanges(new=("memory:///grown/deep/2.csv: new",))
 
 
-def test_files_of_no_data_are_not_told_of(tmp_path: Path) -> None:
+def test_new_files_without_data_are_not_warned_of(tmp_path: Path) -> None:
     """Hidden ones, empty ones, and what another program leaves beside the data."""
     for number in (1, 2):
         write(tmp_path, "csv", number)

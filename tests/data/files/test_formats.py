@@ -259,7 +259,7 @@ def read_in_parts(form: Any, path: Path, columns: list[str]) -> tuple[int, Any]:
     some.booleans(),
 )
 @settings(max_examples=60)
-def test_cut_csv_has_every_row_once(
+def test_parts_of_a_csv_file_have_every_row_once(
     tmp_path_factory: pytest.TempPathFactory,
     table: list[tuple[int, str]],
     part_bytes: int,
@@ -281,7 +281,7 @@ def test_cut_csv_has_every_row_once(
     assert count >= 1
 
 
-def test_big_csv_is_cut(tmp_path: Path):
+def test_a_large_csv_file_is_split(tmp_path: Path):
     path = tmp_path / "a.csv"
     path.write_bytes(csv_bytes({"a": range(5000)}))
     count, found = read_in_parts(Csv(part_bytes=4096), path, ["a"])
@@ -296,7 +296,7 @@ def test_line_ends_inside_quotes_end_no_row():
 
 @given(some.integers(1, 40), some.integers(1, 300))
 @settings(max_examples=30)
-def test_cut_npy_has_every_row_once(
+def test_parts_of_an_npy_file_have_every_row_once(
     tmp_path_factory: pytest.TempPathFactory, count: int, part_bytes: int
 ):
     path = tmp_path_factory.mktemp("npy") / "a.npy"
@@ -308,7 +308,7 @@ def test_cut_npy_has_every_row_once(
 
 @given(some.lists(some.binary(max_size=80), min_size=1), some.integers(16, 300))
 @settings(max_examples=60)
-def test_cut_records_come_once(
+def test_parts_of_a_tfrecord_file_have_every_record_once(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], part_bytes: int
 ):
     path = tmp_path_factory.mktemp("tfr") / "a.tfrecord"

@@ -65,7 +65,7 @@ def test_keys_are_those_of_the_bucket(s3: Bucket):
     assert list(source.take(np.array([5, 0]))[1]) == [2, 0]
 
 
-def test_it_need_not_know_of_threads(folder: Path):
+def test_preprocessing_is_called_by_one_thread_at_a_time(folder: Path):
     inside: list[int] = []
     lock = threading.Lock()
 
@@ -79,7 +79,7 @@ def test_it_need_not_know_of_threads(folder: Path):
     assert inside == [1] * 5
 
 
-def test_a_look_at_a_few_rows_runs_it_no_more(folder: Path):
+def test_reading_first_rows_runs_preprocessing_once(folder: Path):
     runs: list[int] = []
 
     def counted(keys: list[str], objects: list[Any]) -> Any:
