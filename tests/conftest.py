@@ -94,9 +94,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def kept(_own_temporary_folder: None) -> shoal.Session:
-    """Two workers that stay for the tests that ask for them, and are there already.
+    """Keeps two workers for all tests that ask for them.
 
-    For what does not depend on a process that is new, and does not fail.
+    It suits tests that need no new process and end no worker.
     """
     if not _KEPT:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -112,7 +112,7 @@ def kept(_own_temporary_folder: None) -> shoal.Session:
 def pytest_runtest_teardown(
     nextitem: pytest.Item | None,
 ) -> Generator[None, None, None]:
-    """Ends the workers that stay before a test that did not ask for them."""
+    """Ends the kept workers before a test that did not ask for them."""
     yield
     if not _is_kept(nextitem):
         while _KEPT:
@@ -127,7 +127,7 @@ def _is_kept(item: pytest.Item | None) -> bool:
 def _own_temporary_folder(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """Temporary files of this run go where no other run's can be mistaken for them."""
+    """Gives the temporary files of this run a folder of their own."""
     folder = str(tmp_path_factory.mktemp("tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
@@ -142,7 +142,7 @@ def _own_temporary_folder(
 def _no_leaks(
     request: pytest.FixtureRequest, _own_temporary_folder: None
 ) -> Iterator[None]:
-    """Fails a test that leaves a variable, thread, process, port or file behind."""
+    """Fails a test that leaves a variable, thread, process, port or file."""
     changing: dict[str, int] = {}
     if _is_kept(request.node):
         request.getfixturevalue("kept")

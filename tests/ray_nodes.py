@@ -21,7 +21,7 @@ START_S = 60.0
 MARK = "SHOAL_TEST_NODE"
 ALONE = {
     "RAY_AUTH_MODE": "disabled",
-    # A node whose cable is out is gone in 6 seconds, not in 65.
+    # A node without a connection is lost after 6 seconds, not 65.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -38,13 +38,13 @@ class RayNode:
     """One node: a head without `head`, which then is its address.
 
     Args:
-        ip: It listens at.
+        ip: Address on which the node listens.
         head: Address of the cluster's head.
-        namespace: Of the network it is in, None for this process's.
-        cpus: It says it has.
-        paths: Where its processes look for modules first.
+        namespace: Network namespace of the node, None for that of this process.
+        cpus: Number of CPUs that the node reports.
+        paths: First entries of the import path of its processes.
         more: Options of `ray start`.
-        variables: Name -> value, of the environment of its processes.
+        variables: Environment variables of its processes.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class RayNode:
         self.address = head or (self.folder / "ray_current_cluster").read_text()
 
     def processes(self) -> list[psutil.Process]:
-        """Of the node, and all that they started."""
+        """Returns the processes of the node, and all that they started."""
         found: dict[int, psutil.Process] = {}
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get(MARK) == self.mark:
                     found[process.pid] = process
-                    # Some write a title over their variables.
+                    # Some processes overwrite their environment by a title.
                     children = process.children(recursive=True)
                     found |= {child.pid: child for child in children}
         return list(found.values())
 
     def workers(self) -> list[psutil.Process]:
-        """Of Shoal, the oldest first."""
+        """Returns the processes of Shoal, the oldest first."""
         found: list[psutil.Process] = []
         for process in self.processes():
             with suppress(psutil.Error):
@@ -114,7 +114,7 @@ class RayNode:
         return sorted(found, key=lambda process: process.create_time())
 
     def close(self) -> None:
-        """Ends it at once; a head does not heed SIGTERM for a while."""
+        """Kills the node: a head ignores SIGTERM for a while."""
         until = time.monotonic() + START_S
         while (left := self.processes()) and time.monotonic() < until:
             for process in left:
@@ -146,10 +146,10 @@ def ray_node() -> Iterator[RayNode]:
 
 
 class Place:
-    """Where a test's workers are.
+    """The machine or node of a test's workers.
 
     Args:
-        node: Of Ray; None for this machine itself.
+        node: Node of Ray; None for this machine.
     """
 
     def __init__(self, node: RayNode | None = None) -> None:
@@ -157,14 +157,14 @@ class Place:
         self.cluster = "local" if node is None else node.address
 
     def workers(self) -> list[psutil.Process]:
-        """Their processes, the oldest first; not those that listen as servers do."""
+        """Returns processes of workers, the oldest first, without servers."""
         if self._node is not None:
             return self._node.workers()
         children = [c for c in psutil.Process().children() if not listens(c)]
         return sorted(children, key=lambda child: (child.create_time(), child.pid))
 
     def check(self) -> None:
-        """Nothing is left, within seconds, where nobody else would look."""
+        """Checks that no process is left on the node after some seconds."""
         if self._node is not None:
             _, left = psutil.wait_procs(self._node.workers(), timeout=START_S)
             assert not left
@@ -190,7 +190,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 def own_address() -> str:
-    """Of this machine: Ray takes no loopback. Nothing is sent there."""
+    """Returns an address of this machine other than loopback; it sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

@@ -39,7 +39,9 @@ def test_a_users_own_setting_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "folder"), [("torch", "/x"), ("jax", None), ("jax", "/proc/none")]
 )
-def test_without_folder_or_support_nothing_is_cached(backend: str, folder: str | None) -> None:
+def test_without_folder_or_support_nothing_is_cached(
+    backend: str, folder: str | None
+) -> None:
     assert cache_variables(backend, folder, {}) == {}
 
 

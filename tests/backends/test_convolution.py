@@ -154,7 +154,7 @@ def test_a_large_kernel_is_left_to_xla() -> None:
 
 @pytest.mark.parametrize("pad", [(1, 1), (2, 0), (0, 3)])
 def test_phases_that_are_cut_off_are_right(pad: tuple[int, int]) -> None:
-    """Of the input's gradient, against the sum that it is."""
+    """The gradient of the input is compared with its defining sum."""
     slopes, kernel = normal(2, 6, 4), normal(2, WIDE, 4)
     size = 2 * 5 + 2 - sum(pad)
     wanted = np.zeros((2, size, WIDE), np.float64)

@@ -152,7 +152,7 @@ def test_a_worker_restores_its_initial_state() -> None:
 
 
 def test_snapshots_of_older_versions_are_read() -> None:
-    """It had all values, one after the other."""
+    """Older snapshots had all values, one after the other."""
     model = net()
     backend = opened(model)
     slots = [np.array(v.numpy()) for v in model.optimizer.variables]

@@ -314,7 +314,7 @@ def test_an_error_of_the_script_is_shown_without_traceback(shoal: Shoal, script)
 
 
 def test_an_error_names_the_last_line_of_the_users(script):
-    """Of a file beside the script, and not of the library that raised."""
+    """The line is in a file beside the script, not in the library that raised."""
     path = script("__import__('beside_that_fails').read()")
     beside = path.parent / "beside_that_fails.py"
     beside.write_text("import json\n\ndef read():\n    return json.loads('{')\n")

@@ -115,7 +115,7 @@ def test_status_of_a_run_that_is_over(shoal: Shoal, make_run: MakeRun):
 
 
 def test_text_in_brackets_is_shown_as_it_is(shoal: Shoal, tmp_path: Path):
-    """To rich they would be colours."""
+    """Rich would take them for markup."""
     with create(tmp_path / "shoal-runs", "x") as run:
         run.event("run_started", strategy="[red]mine[/red]", workers=1, rows=1)
         metrics = {"[bold]f1[/bold]": 0.5}
@@ -292,7 +292,7 @@ def test_prune(shoal: Shoal, make_run: MakeRun):
 
 
 class Counted(io.StringIO):
-    """Keeps the ends of what is written, and how much that was."""
+    """Keeps the ends of the output, and counts its bytes."""
 
     encoding = "utf-8"
 
@@ -366,7 +366,7 @@ def test_status_reads_only_the_end_of_a_long_line(long_line: StoredRun):
 def test_last_lines_are_those_of_the_whole_text(
     width: int, end: str, make_run: MakeRun
 ):
-    """Of lines that are shorter than what is read at once."""
+    """Lines are shorter than the block that is read at once."""
     run = make_run()
     log = run.log_path(0)
     assert log is not None

@@ -1,4 +1,4 @@
-"""What a machine is told to lack, and what is told not to fit together."""
+"""Findings of `shoal doctor`: missing parts, and versions that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user who breaks off an `up` is told what is left."""
+"""An interrupted `up` names the command that ends the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that others can know beforehand: what they put there is not taken."""
+"""Files that other users made under predictable names are not used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root makes it ano
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a node, in a place of this test; nothing is started or ended."""
+    """Returns the folder of a node, below that of the test; it starts nothing."""
     found = tmp_path / f"shoal-{MARK}"
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(nodes, "temp_of", lambda mark: str(found))

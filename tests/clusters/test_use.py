@@ -1,4 +1,4 @@
-"""What a machine is busy with: as `nvidia-smi` prints it, and as a run tells it."""
+"""Use of GPUs and processors: from `nvidia-smi`, and in the events of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of hosts that are traps: each is refused at once, and with its line."""
+"""Malicious files of hosts are refused at once, with their lines."""
 
 from __future__ import annotations
 

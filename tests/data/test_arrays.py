@@ -245,7 +245,7 @@ def test_validation_data_of_wrong_length(parts: list[Any]):
     [(X, X[:3]), (None, X), (np.array(["a"] * 10), X), ({"a": [1]}, X), (X[:0],)],
 )
 def test_errors_name_the_argument_the_data_came_in(data: tuple[Any, ...]):
-    """The training data is fine: nobody should look for the mistake there."""
+    """The error is in the validation data, not in the training data."""
     with pytest.raises(DataError, match=r"\(validation_data of fit\)"):
         training_data(X, X, validation_data=data)
     x, y, weights = (*data, None, None)[:3]

@@ -166,7 +166,7 @@ def test_an_endless_generator_is_warned_of_once_and_at_once(
 
 
 class Stop(Exception):
-    """Somebody pressed Ctrl-C."""
+    """Stands for Ctrl-C."""
 
 
 def until_told(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
@@ -192,7 +192,7 @@ def count_shards(capsys: pytest.CaptureFixture[str]) -> None:
 def test_counting_an_endless_generator_is_warned_of(
     count: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing of it is kept: no disk fills, and it would be read for ever."""
+    """Batches are not stored, so that no full disk would end it."""
     monkeypatch.setattr(unended, "TOLD_S", 0.0)
     monkeypatch.setattr(shards, "check_travels", lambda *_: None)
     with pytest.raises(Stop):

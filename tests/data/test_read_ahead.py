@@ -1,4 +1,4 @@
-"""Waiting for data: who waits shows that it lives, and does not wait for ever."""
+"""A worker that waits for data reports that it lives; the wait has a limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.errors import DataError
 
 
 class Slow(ChunkedSource):
-    """Two chunks of four rows; a read ends when somebody lets it."""
+    """Two chunks of four rows; a read ends when the test allows it."""
 
     kind = "slow files"
 

@@ -1,4 +1,4 @@
-"""When a job is over, and who has ended it."""
+"""The end of a job, and the process that ended it."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ ESCAPED = (
 def test_a_process_in_its_own_session_is_ended_too(
     tmp_path: Path, is_here: bool
 ) -> None:
-    """Neither of a process that fails nor of those that are stopped any is left."""
+    """No child is left, neither of the failed process nor of stopped ones."""
     mark = f"mark{os.urandom(4).hex()}"
     code = (
         f"{ESCAPED}"
@@ -174,7 +174,7 @@ def test_a_process_of_another_program_is_not_ended(tmp_path: Path) -> None:
 def test_all_readers_share_one_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has no mark is not found, and holds the pipe of its process."""
+    """A process without the mark is not found, and keeps the pipe open."""
     monkeypatch.setattr("shoal.foreign.running.LATE_S", 1.0)
     mark = f"mark{os.urandom(4).hex()}"
     code = (

@@ -25,13 +25,13 @@ DRAWN = 0.2
 class Killer(keras.callbacks.Callback):
     """Ends the process at the first exchange after so many batches of an epoch.
 
-    Before an epoch it waits for the checkpoint of the last but one: its storage may be
-    slow, and tests want to know what is there.
+    Before an epoch it waits for the checkpoint of the epoch before the last: storage
+    may be slow, and tests expect known checkpoints.
 
     Args:
         moment: (epoch, batch), None for never.
-        folder: Of the checkpoints.
-        pid: Of the process to end; a copy in another one does nothing.
+        folder: Folder of the checkpoints.
+        pid: Id of the process to end; copies in other processes do nothing.
     """
 
     def __init__(self, moment: Any, folder: str, pid: int) -> None:
@@ -40,7 +40,7 @@ class Killer(keras.callbacks.Callback):
         self.epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Waits."""
+        """Waits for a checkpoint."""
         self.epoch = epoch
         if self.moment is None or os.getpid() != self.pid:
             return
@@ -50,7 +50,7 @@ class Killer(keras.callbacks.Callback):
             threading.Event().wait(0.005)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks whether it is time."""
+        """Ends the process at its moment."""
         if self.moment is None or os.getpid() != self.pid:
             return
         if (self.epoch, batch) >= tuple(self.moment):

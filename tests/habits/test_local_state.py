@@ -119,7 +119,7 @@ def test_local_state_of_independent_steps_is_that_of_one_worker(strategy: str) -
 
 
 class Watch(keras.callbacks.Callback):
-    """Writes down what the layer has counted by the end of each epoch."""
+    """Records the count of the layer at the end of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ctrl-C anywhere in a fit: the model is whole, and handlers are those of before."""
+"""Ctrl-C anywhere in a fit: the model is intact, and signal handlers are restored."""
 
 # What is not to happen after a press stands in the block that raises.
 

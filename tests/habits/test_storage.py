@@ -93,7 +93,7 @@ def test_a_model_that_cannot_be_saved_fails_the_run(
 
 
 def test_ctrl_c_while_checkpoints_are_closed(tmp_path: Path) -> None:
-    """The run has an end all the same."""
+    """The run ends in any case."""
     writer: Any = writer_with(close=raises(KeyboardInterrupt()))
     with create(tmp_path, "twice") as run, pytest.raises(KeyboardInterrupt):
         run_fit.follow(run, make_model(), 0.0, raises(RuntimeError("first")), writer)
@@ -131,7 +131,7 @@ def writer_with(**fields: Any) -> Any:
 
 
 def outcome() -> TrainingResult:
-    """Of a training that ended well."""
+    """Returns the result of a training without errors."""
     return TrainingResult(history=SimpleNamespace(), first_step=None)
 
 

@@ -1,4 +1,4 @@
-"""Who may read what Shoal makes: its owner, and the group where the root says so."""
+"""Shoal's files are private: for the owner, and for the group of the root."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_missing_folders_are_private_and_others_stay(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may choose any group")
 def test_a_run_is_of_the_group_of_its_root(tmp_path: Path) -> None:
-    """Not of the group its user happens to have."""
+    """Its group is that of the root, not the first group of the user."""
     root = tmp_path / "runs"
     root.mkdir()
     os.chown(root, -1, 4321)

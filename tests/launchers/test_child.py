@@ -1,4 +1,4 @@
-"""What a process imports before it knows its work."""
+"""Imports of a process before it gets its spec."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_weights_that_are_drawn_are_still_drawn() -> None:
 
 
 class Mine(keras.initializers.Initializer):
-    """Of the user's."""
+    """An initializer of a user."""
 
     def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> object:
         """Returns threes."""

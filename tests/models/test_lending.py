@@ -1,4 +1,4 @@
-"""What cannot be copied is shared where nothing leaves the process."""
+"""Objects that cannot be copied are shared within a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss is, found by trying it; and that training is then what Keras would do."""
+"""The kind of a loss, found by a trial; training equals that of Keras."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_one_array_of_weights_for_two_outputs_is_plain_keras() -> None:
 
 
 class Masked(keras.Model):
-    """Reduces its loss itself: nobody knows what it is divided by."""
+    """Reduces its loss itself, by an unknown divisor."""
 
     def compute_loss(self, *arguments: Any, **named: Any) -> Any:
         return super().compute_loss(*arguments, **named)

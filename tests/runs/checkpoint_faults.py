@@ -19,7 +19,7 @@ When = Literal["before", "after", "half"]
 
 
 class Away(Exception):
-    """What some storage libraries raise: no OSError."""
+    """An error of a storage library that is no OSError."""
 
 
 class Faults:
@@ -29,7 +29,7 @@ class Faults:
         at: The failing operation, from 0; -1 for none.
         when: How much of it takes effect.
         is_crash: Everything after it fails too and has no effect.
-        error: What it raises.
+        error: Makes the error that is raised.
     """
 
     def __init__(

@@ -120,7 +120,7 @@ def shoal(*words: str) -> Result:
 
 
 def check_all(root: str) -> list[Result]:
-    """All that looks at a run, with the good one beside it."""
+    """Calls all readers of a run, with an intact run beside it."""
     listed = shoal("runs", "--root", root)
     assert listed.exit_code == 0, listed.output
     assert "good" in listed.stdout
@@ -388,7 +388,7 @@ def test_a_plan_that_is_damaged_is_said_on_resume(content: bytes, root: str):
 @example({"backend": {"jax": 1}})
 @example({"backend": "\ud800"})
 def test_any_plan_is_read_or_said_on_resume(root: str, plan: Any):
-    """Of a plan `resume` takes the name of the backend, and nothing else."""
+    """`resume` takes only the name of the backend from a plan."""
     a_run(root).write("plan.json", json.dumps(plan).encode())
     done = shoal("runs", "resume", "damaged", "--root", root)
     assert "not expected" not in done.output

@@ -89,14 +89,16 @@ def test_a_driver_that_lives_and_is_killed(
         while read_summary(folder).status == "running":  # the container ends after it
             assert time.monotonic() < deadline
         assert read_summary(folder).status == "lost"
-        with open_run(name, tmp_path) as again:  # who goes on is the writer from then
+        with open_run(
+            name, tmp_path
+        ) as again:  # the resuming process writes from now on
             again.event("run_resumed", workers=2)
             assert read_summary(folder).status == "running"
 
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="needs a process namespace of its own")
 def test_storage_without_locks_calls_no_run_lost(tmp_path: Path) -> None:
-    """Of another namespace, without a lock: nobody can tell, and it may live."""
+    """The writer is in another namespace without a lock: it may live."""
     with driver(str(tmp_path), *INSIDE) as (process, name):
         (tmp_path / name / LOCK).unlink()
         process.kill()

@@ -1,4 +1,4 @@
-"""Time that a test decides."""
+"""Environments whose clock a test sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SettableTime(SystemEnvironment):
     """The machine's environment, but for its clock.
 
     Args:
-        clock: What time it is.
+        clock: Clock of the environment.
     """
 
     def __init__(self, clock: SettableClock) -> None:

@@ -1,8 +1,8 @@
-"""Frames that no peer of ours sends, made from those that one does; from a seed.
+"""Invalid frames for fuzzing, made from valid ones; drawn from a seed.
 
-This file decides what is tried against a server: bytes before a greeting, and frames of
-somebody who knows a worker's key. Left out is what such a one may do by right, since a
-run has to heed it: to train (`ready`), and to report that user code raised (`failed`).
+This file decides what is sent to a server: bytes before the handshake, and frames of a
+caller that has a worker's key. Two valid messages are left out, since they change the
+run: `ready`, which asks for data, and `failed`, which reports an error of user code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMANDS = (
     "ping", "finish", "stop",
 )  # fmt: skip
 KINDS = ("join", "control", "slot", "need", "push", "snapshot", "refused", *COMMANDS)
-DEEP_SHARE = 0.97  # of a worker's frames pass all checks of form
+DEEP_SHARE = 0.97  # share of a worker's frames that pass all checks of form
 DEEP = b"[" * 5000
 PRIMES = (
     b"GET / HTTP/1.1\r\nHost: shoal\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
@@ -38,14 +38,14 @@ PRIMES = (
 
 @final
 class Mutator:
-    """Draws what is sent.
+    """Draws the bytes to send.
 
     Args:
-        seed: Of all draws.
-        key: A worker's, see `worker_secret`.
-        digest: Of the run's sizes.
-        metrics: Of the run's sizes.
-        up_bytes: Of a whole message, see `Sizes`.
+        seed: Seed of all draws.
+        key: Key of a worker, see `worker_secret`.
+        digest: Digest of the run's sizes.
+        metrics: Number of metric states of the run.
+        up_bytes: Bytes of a whole message, see `Sizes`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Mutator:
     # -------------------------------------------------------------- strangers
 
     def garbage(self) -> bytes:
-        """What somebody says who does not know the key; it deserves no answer."""
+        """Returns bytes of a caller without the key; a server must not answer them."""
         draw = self.random
         hello = bytearray(Caller(self._key).hello)
         way = draw.randrange(6)
@@ -81,14 +81,14 @@ class Mutator:
         return bytes(hello[::-1]) + bytes(hello)
 
     def unfinished(self) -> bytes:
-        """The beginning of a greeting that does not go on."""
+        """Returns the beginning of a handshake that is not completed."""
         hello = Caller(self._key).hello
         return hello[: self.random.randrange(HELLO_BYTES)]
 
     # ------------------------------------------------------------------ peers
 
     def join(self) -> Head:
-        """How a worker begins."""
+        """Returns the first message of a worker."""
         hint = self.random.choice((-1, 0, 5, 9, 10**6, 10**30))
         return {
             "kind": "join", **self._who, "hint": hint, "token": "fuzz", "node": "fuzz",
@@ -117,17 +117,17 @@ class Mutator:
         return (self.join() if kind == "join" else {"kind": kind}), b""
 
     def frame(self, *, is_worker: bool) -> bytes:
-        """A frame of one who knows the key, changed.
+        """Returns a changed frame of a caller that has the key.
 
         Args:
-            is_worker: It has joined.
+            is_worker: Whether the caller has joined.
         """
         if is_worker and self.random.random() < DEEP_SHARE:
             return self._plausible()
         return self.random.choice(self._ways)(*self._valid(is_worker=is_worker))
 
     def _plausible(self) -> bytes:
-        """A push whose every number may be true; none is."""
+        """Returns a push of plausible numbers, all of them wrong."""
         draw = self.random
         pieces = [
             [77 + draw.randrange(9), *(draw.randrange(-9, 10**6) for _ in range(3))]
@@ -141,7 +141,7 @@ class Mutator:
         return self._as_it_is(head, bytes(self._up_bytes * (draw.random() < 0.1)))
 
     def _as_it_is(self, head: Head, body: bytes) -> bytes:
-        if head["kind"] == "join":  # it would be one more worker
+        if head["kind"] == "join":  # a valid frame would add a worker
             head = {**head, "digest": "another"}
         return pack_head(head, len(body)) + body
 
@@ -161,7 +161,7 @@ class Mutator:
         return self._as_it_is(head, body) + self.random.randbytes(40)
 
     def _lie(self, head: Head, body: bytes) -> bytes:
-        """The header tells of other sizes."""
+        """Writes other sizes into the header."""
         data = self._as_it_is(head, body)
         draw = self.random
         head_bytes = draw.choice((0, 1, len(data), MAX_HEAD_BYTES, 2**31, 2**32 - 1))
@@ -182,7 +182,7 @@ class Mutator:
         return pack_head({**head, key: self.random.choice(STRANGE)}, len(body)) + body
 
     def _distort_deep(self, head: Head, body: bytes) -> bytes:
-        """One value of a list inside, else the number of rows and steps."""
+        """Changes one value of an inner list, else the numbers of rows and steps."""
         draw = self.random
         head = json.loads(json.dumps(head))
         inner = [value for value in head.values() if isinstance(value, list) and value]

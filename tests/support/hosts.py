@@ -1,4 +1,4 @@
-"""Other hosts on this machine: network namespaces at one bridge, by root of Linux."""
+"""Hosts on this machine for tests: network namespaces at one bridge; it needs root."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ def _ip(*words: str) -> None:
 
 
 RELAY = str(Path(__file__).with_name("slow_link.py"))
-"""Run by its path: any interpreter will do, it needs only the standard library."""
-FRAME = "9000"  # bytes: a sixth of the usual ones' work for the relay
-FILES = Path("/etc/netns")  # `ip netns exec NAME` puts those of NAME in place of /etc's
+"""The relay runs by its path: it needs only the standard library."""
+FRAME = "9000"  # bytes: the relay has a sixth of the work of usual frames
+FILES = Path("/etc/netns")  # replaces /etc's files in `ip netns exec`
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cable:
-    """What joins a host to the others, where it is not as fast as memory.
+    """The link between a host and the bridge, with limits.
 
     Args:
-        mbit: Megabits a second, each way.
-        delay_s: Seconds, each way.
+        mbit: Bandwidth in megabits a second, each way.
+        delay_s: Latency in seconds, each way.
     """
 
     mbit: float
     delay_s: float = 0.0
 
     def limit(self, device: str, host: str | None = None) -> None:
-        """Holds back what leaves through a device."""
+        """Limits what leaves through a device."""
         where = [] if host is None else ["ip", "netns", "exec", host]
         rate = f"{self.mbit:g}mbit"
         command = [
@@ -51,17 +51,17 @@ class Hosts:
     """This host, and others that reach it by one bridge.
 
     Args:
-        count: Of the others.
-        cable: Of each of the others; None for one that is as fast as it can be.
+        count: Number of other hosts.
+        cable: Link of each other host; None for a link without limits.
 
     Attributes:
-        address: Of this host.
-        names: Of the others and their namespaces, for `ip netns exec`; all of them
-            know the addresses behind these names.
-        bridge: The interface they meet at.
+        address: Address of this host.
+        names: Names of the other hosts and of their namespaces, for `ip netns exec`;
+            all hosts resolve them.
+        bridge: Name of the interface of the bridge.
 
     Raises:
-        subprocess.CalledProcessError: There may be no namespaces here.
+        subprocess.CalledProcessError: This process may not make namespaces.
     """
 
     def __init__(self, count: int = 2, cable: Cable | None = None) -> None:

@@ -48,7 +48,7 @@ from tests.support.inline_shards import InlineShards, Means
 
 __all__ = ["Cluster", "Outcome", "Setup", "train"]
 
-PATIENCE_S = 30.0  # for a message; a run that says nothing for longer is stuck
+PATIENCE_S = 30.0  # for a message; a run without one for longer is stuck
 
 
 def train(setup: Setup) -> Outcome:
@@ -69,7 +69,7 @@ def train(setup: Setup) -> Outcome:
 
 
 def _quietly(target: Callable[[], object]) -> None:
-    """Runs what would end its process in a thread, which ends alone."""
+    """Runs code in a thread that ends where its process would."""
     with contextlib.suppress(SystemExit):
         target()
 
@@ -83,7 +83,7 @@ class Cluster:
     """Owns the threads of one run; use it as a context, so that they all end.
 
     Args:
-        setup: What is trained.
+        setup: Input of the run.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -140,7 +140,7 @@ class Cluster:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Of the server."""
+        """Address of the server."""
         return self._listeners[0].getsockname()
 
     def _run(self, name: str, target: Callable[[], object]) -> threading.Thread:
@@ -155,7 +155,7 @@ class Cluster:
     # ---------------------------------------------------------------- standby
 
     def _start_standby(self) -> None:
-        """A server that follows the one that leads."""
+        """Starts a standby of the leading server."""
         spec = StandbySpec(server=self._own_spec, leader=self.address)
         self._standby = Standby.open(spec, self._listeners[1].dup())
         self._run("shoal-standby", self._standby.run)
@@ -165,7 +165,7 @@ class Cluster:
         self._standby_peer.send({"kind": "control"})
 
     def _take_over(self) -> None:
-        """The server is gone: its standby leads, and gets a standby of its own."""
+        """Promotes the standby of a lost server; it gets a standby of its own."""
         if self._standby_peer is None or self._standby is None:
             raise ConnectionResetError("the server is gone, and there is no standby")
         living = [token for token, thread in self._hands if thread.is_alive()]
@@ -203,7 +203,7 @@ class Cluster:
         )
 
     def command(self, kind: str, **fields: Any) -> None:
-        """Tells the server something, as the controller would."""
+        """Sends a command to the server, as the controller would."""
         try:
             self._link.send({"kind": kind, **fields})
         except OSError:
@@ -211,7 +211,7 @@ class Cluster:
                 raise
 
     def _ask(self, kind: str, **fields: Any) -> None:
-        """The same, and again to the server that takes over."""
+        """Sends a command to the server, and again to a server that takes over."""
         self._asked = [asked for asked in self._asked if asked[0] != kind]
         self._asked.append((kind, fields))
         self.command(kind, heard=self._heard, **fields)
@@ -225,7 +225,7 @@ class Cluster:
         self._hands.append((spec.server_address.token, thread))
 
     def worker_spec(self, hint: int = -1) -> WorkerSpec:
-        """What one more worker is given, wherever it runs."""
+        """Returns the spec of one more worker."""
         setup = self._setup
         server_address = ServerAddress(
             address=self.address,
@@ -316,7 +316,7 @@ class Cluster:
             self._standby_peer.close()
         if self._standby is not None:
             self._standby.stop()
-        for listener in self._listeners:  # or workers would call there for a standby
+        for listener in self._listeners:  # else workers would call there for a standby
             listener.close()
         for thread in self._threads:
             thread.join(PATIENCE_S)

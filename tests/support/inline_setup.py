@@ -27,38 +27,40 @@ from tests.support.linear import LinearBackend, LinearRows
 @final
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is trained, and how.
+    """The input of a run in one process.
 
     Args:
         strategy: How workers agree; a period of 0 is an epoch.
-        source: Of samples.
-        order: Of samples.
-        open_backend: As in `WorkerSpec`.
+        source: Source of samples.
+        order: Order of samples.
+        open_backend: Factory of the backend, as in `WorkerSpec`.
         vector: Initial weights.
         statistics: Initial statistics.
         metrics: Numbers of metric state.
         state: Most bytes of a worker's state beside the vectors.
         workers: Threads that train.
-        epochs: Passes.
+        epochs: Number of epochs.
         batch_size: Rows of a step: of each worker, or of all together in all_reduce.
         worker_batch_size: Rows of a worker's full share of a step of gradients; 0 where
             a backend does not mind.
         has_barrier: An epoch waits for the one before.
         quorum: Workers of a round that are enough, 0 for all.
         wants_slot: Vectors through shared memory, else through the socket.
-        codec: Of vectors that go through the socket.
+        codec: Codec of vectors that go through the socket.
         has_overlap: Windows are computed while others are exchanged.
-        host: Where the server listens; others than loopback are encrypted.
+        host: Address on which the server listens; connections to others than loopback
+            are encrypted.
         has_tls: The server encrypts, wherever it listens.
         has_standby: Another server follows, and a next one when that one leads.
-        servers: That share the vector; each with a standby, if there is one.
-        watch: `shoal.testing.faults`; workers that "leave" are replaced.
-        late: Samples after which one more worker joins, for each.
+        servers: Number of servers that share the vector, each with a standby if
+            `has_standby`.
+        watch: Faults of `shoal.testing.faults`; workers that "leave" are replaced.
+        late: Numbers of samples; one more worker joins after each.
         collective: How workers of all_reduce average among themselves, None for the
             server.
         compute: Further fields of `ComputeSpec`.
-        reaction: To numbers that are not finite.
-        retry: What follows when the source raises.
+        reaction: Policy for numbers that are not finite.
+        retry: Policy for errors of the source.
     """
 
     strategy: Strategy
@@ -94,7 +96,7 @@ class Setup:
     def linear(
         cls, problem: LeastSquares, strategy: Strategy, rate: float = 0.1, **others: Any
     ) -> Setup:
-        """Least squares by SGD; samples in the order of the problem's rows."""
+        """Returns least squares by SGD; samples keep the order of the rows."""
         return cls(
             strategy=strategy,
             source=LinearRows(problem),
@@ -112,7 +114,7 @@ class Setup:
         return self.strategy.exchanges == "gradients"
 
     def rules(self) -> Rules:
-        """The sequencer's part."""
+        """Returns the rules for the sequencer."""
         order = self.order
         return Rules(
             epoch_rows=tuple(map(order.rows_of, range(order.epochs_per_pass))),
@@ -135,13 +137,13 @@ class Setup:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of it.
+    """The result of a run in one process.
 
     Args:
-        epochs: Complete ones, in order, each with the center.
-        records: Every exchange the server told of.
-        events: Everything else it said.
-        optimizer_state: Of one worker.
+        epochs: Complete epochs, in order, each with the center.
+        records: Reported exchanges.
+        events: All other reports.
+        optimizer_state: Optimizer state of one worker.
     """
 
     epochs: list[EpochEnd]

@@ -1,7 +1,7 @@
 """Servers that share the vector of a run in one process, each in a thread.
 
-What a controller does for each of them is done here: it calls them, takes their parts
-of reports, and lets a standby take the place of one that is lost.
+This file does what a controller does for each server: it connects, joins the parts of
+reports, and promotes the standby of a lost server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.engine.transport.messages.server_to_controller import (
 )
 from shoal.wire.frames import Link
 
-PATIENCE_S = 30.0  # for a part of what the first server told
+PATIENCE_S = 30.0  # for a shard's part of a report of the first server
 LOOK_S = 0.01
 
 Run = Callable[[str, Callable[[], object]], threading.Thread]
@@ -42,13 +42,13 @@ def number_of(report: Report) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """What a cluster lends to its servers.
+    """The parts of a cluster that its servers use.
 
     Args:
         order: Gives the address of the first server.
         call: Connects to a server as the controller.
         run: Starts a thread.
-        has_standby: Whether each has one.
+        has_standby: Whether each server has a standby.
     """
 
     order: Callable[[], Address]
@@ -59,11 +59,11 @@ class Means:
 
 @final
 class InlineShard:
-    """One of them, and its standby.
+    """One shard and its standby.
 
     Args:
-        spec: Of its part.
-        means: Of the cluster.
+        spec: Spec of its part.
+        means: Parts of the cluster.
     """
 
     def __init__(self, spec: ServerSpec, means: Means) -> None:
@@ -90,7 +90,7 @@ class InlineShard:
 
     @property
     def addresses(self) -> Addresses:
-        """Where it listens, and its standby if it has one."""
+        """Addresses of the server and of its standby, if there is one."""
         found = (self._address(0), self._address(1))
         return found if self._means.has_standby else found[:1]
 
@@ -105,7 +105,7 @@ class InlineShard:
         self._means.run(f"shoal-standby-{self._spec.shard}", self._standby.run)
 
     def look(self) -> None:
-        """Hears what it has said until now."""
+        """Takes all reports that have arrived."""
         while self._link.has_input(0.0):
             self._hear()
 
@@ -138,7 +138,7 @@ class InlineShard:
         self._start_standby()
 
     def command(self, kind: str, **fields: Any) -> None:
-        """Tells it something, as the controller would."""
+        """Sends a command, as the controller would."""
         with contextlib.suppress(OSError):
             self._link.send({"kind": kind, **fields})
 
@@ -150,7 +150,7 @@ class InlineShard:
         return self._parts.pop(0)
 
     def close(self) -> None:
-        """It ends, and its standby."""
+        """Ends the server and its standby."""
         for link in (self._link, self._standby_peer):
             if link is not None:
                 link.close()
@@ -162,11 +162,11 @@ class InlineShard:
 
 @final
 class InlineShards:
-    """All servers of a run but the first.
+    """All servers of a run except the first.
 
     Args:
-        spec: Of all of them together.
-        means: Of the cluster.
+        spec: Spec of all servers together.
+        means: Parts of the cluster.
     """
 
     def __init__(self, spec: ServerSpec, means: Means) -> None:
@@ -176,16 +176,16 @@ class InlineShards:
 
     @property
     def addresses(self) -> tuple[Addresses, ...]:
-        """Where they listen."""
+        """Addresses of the servers."""
         return tuple(shard.addresses for shard in self.shards)
 
     def follow(self, order: Address) -> None:
-        """Another process is the first server."""
+        """Records that another server is the first one."""
         for shard in self.shards:
             shard.command("follow", order=order)
 
     def attend(self, link: Link) -> None:
-        """Waits until the first server says something; hears the others meanwhile."""
+        """Waits for a report of the first server; takes reports of the others."""
         until = time.monotonic() + PATIENCE_S
         while self.shards and not link.has_input(LOOK_S):
             for shard in self.shards:
@@ -201,6 +201,6 @@ class InlineShards:
         return join((report, body), parts)
 
     def close(self) -> None:
-        """They end; so do their threads."""
+        """Ends the servers and their threads."""
         for shard in self.shards:
             shard.close()

@@ -22,7 +22,7 @@ class LinearRows:
     """The rows of a problem as a data source: (features, targets).
 
     Args:
-        problem: Whose rows.
+        problem: Problem that has the rows.
     """
 
     def __init__(self, problem: LeastSquares) -> None:
@@ -41,8 +41,8 @@ class LinearBackend(Backend):
     keep it.
 
     Args:
-        size: Of the weights.
-        spec: How it is run.
+        size: Size of the weights.
+        spec: Spec of the computation.
         rate: Learning rate.
     """
 
@@ -68,7 +68,7 @@ class LinearBackend(Backend):
         return self._weights, self._statistics
 
     def _sum_of_gradients(self, x: Vector, y: Vector, weights: npt.NDArray[Any]) -> Any:
-        # Not by matmul, whose kernels may raise a flag for lanes they do not use.
+        # No matmul: its kernels may raise floating-point flags for unused lanes.
         error = (x * weights).sum(axis=1) - y
         self._sums += [float(np.sum(error.astype(np.float64) ** 2)) / 2, len(y)]
         self._statistics = np.array([y.mean()], np.float32)
@@ -111,7 +111,7 @@ class LinearBackend(Backend):
         self._statistics = statistics.copy()
 
     def take_metrics(self, out: npt.NDArray[np.float64], *, add: bool) -> None:
-        """Hands the sums over and starts again."""
+        """Adds the sums to `out`, and resets them."""
         out[:] = out + self._sums if add else self._sums
         self._sums[:] = 0.0
 
@@ -138,7 +138,7 @@ class LinearBackend(Backend):
         self.steps = int.from_bytes(blob, "little")
 
     def undo(self) -> None:
-        """Nothing is drawn or counted."""
+        """Does nothing: nothing is drawn or counted."""
 
     def skip(self) -> None:
         """Draws nothing."""
@@ -166,13 +166,13 @@ class LinearBackend(Backend):
     def renew(
         self, model: Sequence[Any], optimizer: Sequence[Any], rank_seed: int
     ) -> None:
-        """Nobody keeps it: it is opened anew for each run."""
+        """Does nothing: the backend is opened anew for each run."""
         raise NotImplementedError
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
-        """Nothing is to be compiled."""
+        """Does nothing: there is nothing to compile."""
         del data, is_gradient
 
     @staticmethod
     def forget() -> None:
-        """Nothing was kept."""
+        """Does nothing: nothing is kept."""

@@ -19,7 +19,7 @@ TUNSETIFF = 0x400454CA
 TAP_NO_INFO = 0x1002  # IFF_TAP | IFF_NO_PI
 CLONE_NEWNET = 0x40000000
 LARGEST = 1 << 16
-MOST_WAITING = 4000  # frames on the way; more are lost, as in any cable's queue
+MOST_WAITING = 4000  # frames in the queue; more are dropped, as by any network device
 
 
 def open_tap(name: str) -> int:
@@ -30,7 +30,7 @@ def open_tap(name: str) -> int:
 
 
 def enter(namespace: str) -> None:
-    """Goes to another network namespace, by the path that names it."""
+    """Enters another network namespace, by its path."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(namespace) as place:
         if libc.setns(place.fileno(), CLONE_NEWNET):
@@ -42,8 +42,8 @@ def carry(here: int, there: int, delay_s: float) -> None:
 
     Args:
         here: Descriptor of a TAP device.
-        there: Of the other one.
-        delay_s: Of each frame.
+        there: Descriptor of the other device.
+        delay_s: Delay of each frame.
     """
     ways: dict[int, tuple[int, deque[tuple[float, bytes]]]] = {
         here: (there, deque()), there: (here, deque()),
@@ -71,7 +71,7 @@ def carry(here: int, there: int, delay_s: float) -> None:
 
 
 def main() -> None:
-    """Opens both ends, says so, and carries."""
+    """Opens both ends, reports it, and carries frames."""
     near, far, namespace, delay_s = sys.argv[1:]
     here = open_tap(near)
     enter(namespace)

@@ -42,25 +42,25 @@ ServerAliveCountMax 2
 
 
 def named(host: str) -> tuple[str, ...]:
-    """Words that run a command on a host, and under its name."""
+    """Returns the start of a command line that runs on a host, under its name."""
     call = 'hostname "$0" && exec "$@"'
     return ("ip", "netns", "exec", host, "unshare", "--uts", "sh", "-c", call, host)
 
 
 @final
 class Sshd:
-    """One server on each host, and a key that opens all.
+    """One server on each host, and a key that all accept.
 
     Args:
-        hosts: Where they run.
-        folder: For keys and configuration, and the homes of the hosts; empty.
-        variables: Of every session, beside HOME.
+        hosts: Hosts of the servers.
+        folder: Empty folder for keys, configuration, and the homes of the hosts.
+        variables: Environment variables of every session, beside HOME.
 
     Attributes:
         ssh: The command that reaches the hosts, by their addresses.
-        addresses: Of the hosts.
-        homes: Of the hosts.
-        client: Path of a configuration of ssh that does as much as `ssh`.
+        addresses: Addresses of the hosts.
+        homes: Home folders of the hosts.
+        client: Path of a configuration file of ssh with the options of `ssh`.
 
     Raises:
         FileNotFoundError: There is no sshd here.
@@ -110,7 +110,7 @@ class Sshd:
             raise
 
     def hold(self, number: int) -> None:
-        """Lets the server of a host answer nobody new, until it may go on."""
+        """Stops the server of a host: it accepts no connection until `resume`."""
         self._servers[number].send_signal(signal.SIGSTOP)
 
     def go_on(self, number: int) -> None:
@@ -125,7 +125,7 @@ class Sshd:
 
 
 def _wait_for(address: str) -> None:
-    """Waits until somebody listens."""
+    """Waits until a server listens."""
     until = time.monotonic() + LIMIT_S
     while True:
         try:

@@ -57,7 +57,7 @@ class Host:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> bytes:
-    """Of a run as it comes."""
+    """Returns the archive of a run."""
     with create(tmp_path / "there", "higgs") as run:
         run.finish("finished")
     held = io.BytesIO()

@@ -114,7 +114,7 @@ def test_a_document_that_lacks_something_is_an_error_that_says_so(name: str) -> 
 
 
 class Own(keras.callbacks.Callback):
-    """Of the user's, with something that cannot be pickled."""
+    """A callback of a user, with an attribute that cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__()
