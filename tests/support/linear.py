@@ -1,7 +1,7 @@
 """A backend without a framework: least squares by plain SGD, in NumPy.
 
-This file decides the smallest thing the engine can train, so that tests of the
-engine start no framework and know every number.
+This file has the smallest problem that the engine can train: tests of the engine
+start no framework, and know every number.
 """
 
 from __future__ import annotations
