@@ -22,9 +22,7 @@ from shoal.engine.transport.fields import WRONG
 from shoal.engine.transport.messages import events
 from shoal.engine.transport.messages.base import Message
 from shoal.engine.transport.messages.controller_to_server import read_command
-from shoal.engine.transport.messages.server_to_controller import (
-    read_report,
-)
+from shoal.engine.transport.messages.server_to_controller import read_report
 from shoal.engine.transport.messages.server_to_worker import (
     Elsewhere,
     Welcome,

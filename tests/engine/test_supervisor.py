@@ -12,9 +12,7 @@ from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.coordination.restart_policy import SETTLED_S, RestartPolicy
 from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.heartbeat import start_limit_s
-from shoal.engine.transport.messages.server_to_controller import (
-    Joined,
-)
+from shoal.engine.transport.messages.server_to_controller import Joined
 from shoal.launchers.base import Exit
 from tests.support.environments import SettableClock, SettableTime
 

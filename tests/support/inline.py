@@ -29,12 +29,8 @@ from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.client_connection import ServerAddress
-from shoal.engine.transport.messages.server_to_controller import (
-    Exchanges,
-)
-from shoal.engine.transport.messages.state_reports import (
-    EpochEnded,
-)
+from shoal.engine.transport.messages.server_to_controller import Exchanges
+from shoal.engine.transport.messages.state_reports import EpochEnded
 from shoal.engine.transport.messages.worker_reports import NanReport
 from shoal.engine.worker.main import work
 from shoal.engine.worker.nan_policy import error_of

@@ -20,12 +20,8 @@ from shoal.engine.server.shard import ShardServer
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.transport.client_connection import Address, Addresses
-from shoal.engine.transport.messages.base import (
-    Report,
-)
-from shoal.engine.transport.messages.server_to_controller import (
-    read_report,
-)
+from shoal.engine.transport.messages.base import Report
+from shoal.engine.transport.messages.server_to_controller import read_report
 from shoal.wire.frames import Link
 
 PATIENCE_S = 30.0  # for a shard's part of a report of the first server

@@ -13,12 +13,8 @@ from typing import Any, Protocol, final
 from shoal.engine.server.primary import JOINED_AGAIN
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.server.reports import read_epoch, read_records
-from shoal.engine.transport.messages.server_to_controller import (
-    Exchanges,
-)
-from shoal.engine.transport.messages.state_reports import (
-    EpochEnded,
-)
+from shoal.engine.transport.messages.server_to_controller import Exchanges
+from shoal.engine.transport.messages.state_reports import EpochEnded
 from shoal.errors import ExchangeTimeout
 from shoal.wire.frames import Head
 from tests.simulation.controller import Controller

@@ -27,9 +27,7 @@ from shoal.engine.server.checkpoint import OptimizerSnapshot, read_checkpoint
 from shoal.engine.server.records import Rescue
 from shoal.engine.server.reports import read_center, read_epoch, read_records
 from shoal.engine.server.spec import ServerSpec
-from shoal.engine.transport.messages.base import (
-    Report,
-)
+from shoal.engine.transport.messages.base import Report
 from shoal.engine.transport.messages.controller_to_server import (
     AskCenter,
     AskState,

@@ -21,9 +21,7 @@ from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import StandbySpec
 from shoal.engine.transport.heartbeat import Heartbeat, ServerSilent, hear
-from shoal.engine.transport.messages.base import (
-    Report,
-)
+from shoal.engine.transport.messages.base import Report
 from shoal.engine.transport.messages.controller_to_server import (
     Command,
     Control,

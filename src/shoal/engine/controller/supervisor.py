@@ -18,9 +18,7 @@ from shoal.engine.coordination import restart_policy
 from shoal.engine.coordination.timeouts import PAUSE_S
 from shoal.engine.transport.heartbeat import start_limit_s
 from shoal.engine.transport.messages.controller_to_server import Expect, WorkerEnded
-from shoal.engine.transport.messages.server_to_controller import (
-    Joined,
-)
+from shoal.engine.transport.messages.server_to_controller import Joined
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import WorkerLost
 from shoal.launchers.base import Exit

@@ -30,9 +30,7 @@ from shoal.engine.server.strategy_calls import StrategyFailed
 from shoal.engine.transport.callers import RejectedCallers
 from shoal.engine.transport.fields import WRONG
 from shoal.engine.transport.listener import Connections, Listener, Peer
-from shoal.engine.transport.messages.base import (
-    Report,
-)
+from shoal.engine.transport.messages.base import Report
 from shoal.engine.transport.messages.controller_to_server import (
     Command,
     Control,

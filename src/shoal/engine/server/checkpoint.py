@@ -14,9 +14,7 @@ from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.server.center import Center
 from shoal.engine.server.reports import EpochTotals
-from shoal.engine.transport.messages.state_reports import (
-    RestartState,
-)
+from shoal.engine.transport.messages.state_reports import RestartState
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from shoal.engine.server.session import WorkerSession
-from shoal.engine.transport.messages.base import (
-    Report,
-)
+from shoal.engine.transport.messages.base import Report
 from shoal.engine.transport.messages.server_to_worker import ToWorker
 
 

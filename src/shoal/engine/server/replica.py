@@ -26,9 +26,7 @@ from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.strategy_calls import StrategyCalls
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.changes import Changes
-from shoal.engine.transport.messages.base import (
-    Report,
-)
+from shoal.engine.transport.messages.base import Report
 from shoal.engine.transport.messages.controller_to_server import (
     AskCenter,
     AskCheckpoint,
@@ -68,9 +66,7 @@ from shoal.engine.transport.messages.server_to_worker import (
     Stored,
     ToWorker,
 )
-from shoal.engine.transport.messages.state_reports import (
-    EpochEnded,
-)
+from shoal.engine.transport.messages.state_reports import EpochEnded
 from shoal.engine.transport.messages.worker_reports import WorkerReport
 from shoal.engine.transport.messages.worker_to_server import (
     Busy,

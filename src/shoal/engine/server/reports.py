@@ -18,12 +18,8 @@ from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.listener import Peer
-from shoal.engine.transport.messages.base import (
-    Report,
-)
-from shoal.engine.transport.messages.server_to_controller import (
-    Exchanges,
-)
+from shoal.engine.transport.messages.base import Report
+from shoal.engine.transport.messages.server_to_controller import Exchanges
 from shoal.engine.transport.messages.state_reports import (
     CenterShown,
     EpochEnded,

@@ -21,9 +21,7 @@ from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.fields import exactly
 from shoal.engine.transport.listener import Connections, Peer
-from shoal.engine.transport.messages.base import (
-    Report,
-)
+from shoal.engine.transport.messages.base import Report
 from shoal.engine.transport.messages.controller_to_server import Command, Follow
 from shoal.engine.transport.messages.events import (
     Event,
@@ -48,9 +46,7 @@ from shoal.engine.transport.messages.shard import (
     ShardCalls,
 )
 from shoal.engine.transport.messages.standby import Took
-from shoal.engine.transport.messages.state_reports import (
-    VectorReport,
-)
+from shoal.engine.transport.messages.state_reports import VectorReport
 from shoal.engine.transport.messages.worker_to_server import Push, Snapshot
 from shoal.errors import ShoalError
 from shoal.wire.frames import BadFrame, Head

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoal.engine.coordination.instructions import (
-    Rules,
-)
+from shoal.engine.coordination.instructions import Rules
 from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.changes import Changes

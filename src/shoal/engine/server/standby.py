@@ -49,9 +49,7 @@ from shoal.engine.transport.messages.standby import (
     Took,
     WorkerSlot,
 )
-from shoal.engine.transport.messages.state_reports import (
-    VectorReport,
-)
+from shoal.engine.transport.messages.state_reports import VectorReport
 from shoal.engine.transport.messages.worker_to_server import Join, Rejoin
 from shoal.engine.transport.server_connection import TURN_FRAMES
 from shoal.engine.transport.shared_memory import Slot

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import final
 
 from shoal.engine.coordination.timeouts import PAUSE_S, TIMES
-from shoal.engine.transport.messages.base import (
-    Report,
-)
+from shoal.engine.transport.messages.base import Report
 from shoal.engine.transport.messages.controller_to_server import Ping
 from shoal.engine.transport.messages.server_to_controller import (
     Pong,
