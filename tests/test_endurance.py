@@ -50,7 +50,7 @@ def test_a_tenth_of_a_mebibyte_a_fit_is_found() -> None:
     assert not judge(looks, 50)["memory_mib"][1]
 
 
-def test_what_grows_before_it_settles_does_not_count() -> None:
+def test_growth_before_the_settled_fit_does_not_count() -> None:
     looks = [FLAT._replace(memory_mib=380 + min(at, 49)) for at in range(100)]
     assert all(is_well for _, is_well in judge(looks, 50).values())
 

@@ -62,7 +62,7 @@ def test_auto_workers(machine: MachineFacts, workers: int, threads: int):
     assert (found.workers, found.min_workers, found.threads) == (workers, 1, threads)
 
 
-def test_auto_keeps_to_what_the_strategy_can():
+def test_auto_respects_the_limits_of_the_strategy():
     assert plan(Single()).workers == 1
 
 
@@ -352,7 +352,7 @@ def test_other_warnings(arguments: dict[str, Any], words: str):
 # ----------------------------------------------------------- explain and JSON
 
 
-def test_explain_says_what_will_happen():
+def test_explain_describes_the_run():
     text = plan(AEASGD(), workers=2, batch_size=64, epochs=3).explain()
     assert "aeasgd on 2 workers, 4 threads each, cluster 'local'" in text
     assert "64 samples of a worker, 128 of all workers together" in text
@@ -464,6 +464,6 @@ def test_environment_the_rest():
         ("SHOAL_VERBOSE", "3"),
     ],
 )
-def test_environment_refuses_what_it_cannot_read(name: str, text: str):
+def test_invalid_environment_variables_are_refused(name: str, text: str):
     with pytest.raises(ConfigError, match=f"{name}='{text}'"):
         environment({name: text})

@@ -49,7 +49,7 @@ a_gpu = st.integers(2_000, 200_000).flatmap(
 
 
 @given(st.lists(a_gpu, min_size=1, max_size=9), st.integers(1, 20))
-def test_shares_fit_into_what_is_free(found: list[Gpu], workers: int):
+def test_shares_fit_into_free_memory(found: list[Gpu], workers: int):
     gpus = [gpu(n, g.total_mib, g.free_mib) for n, g in enumerate(found)]
     try:
         given_ = places(gpus, workers)
@@ -190,7 +190,7 @@ def test_gpus_average_by_nccl_where_each_has_its_worker():
         ),
     ],
 )
-def test_what_each_process_is_told(
+def test_environment_variables_of_each_process(
     backend: str, said: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     for name in said:

@@ -89,7 +89,7 @@ def test_parse(text: str, expected: tuple[str, dict[str, object]]) -> None:
 
 
 @pytest.mark.parametrize("text", ["a:", "a:x", "a:=1", "a:x=", "a:x=1,", "a:x=1,x=2"])
-def test_parse_refuses_what_is_no_assignment(text: str) -> None:
+def test_parse_refuses_text_without_assignments(text: str) -> None:
     with pytest.raises(ConfigError, match="Expected parameter=value"):
         parse(text)
 
@@ -111,6 +111,6 @@ def test_get_names_an_unknown_parameter(form: str | type[Strategy] | Strategy) -
         get(form, perod=3)
 
 
-def test_get_refuses_what_is_no_strategy() -> None:
+def test_get_refuses_objects_that_are_no_strategy() -> None:
     with pytest.raises(ConfigError, match="strategy=3 is an int"):
         get(3)  # pyright: ignore[reportArgumentType]

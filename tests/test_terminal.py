@@ -70,7 +70,7 @@ def test_colours_alone_may_pass_and_end_with_the_text(text: str):
     assert not sequences or sequences[-1] in ("", "0", "00")
 
 
-def test_what_a_process_wrote_has_colours_on_a_terminal_only(monkeypatch):
+def test_output_of_a_process_has_colours_on_a_terminal_only(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -85,7 +85,7 @@ def test_what_a_process_wrote_has_colours_on_a_terminal_only(monkeypatch):
     assert output_of_process(text, Terminal()) == "fine hidden \\x1b[2J"
 
 
-def test_say_shows_what_it_is_given(capsys: pytest.CaptureFixture[str]):
+def test_say_shows_its_arguments(capsys: pytest.CaptureFixture[str]):
     terminal.say(HOSTILE)
     terminal.say(HOSTILE, err=True)
     terminal.say_output(HOSTILE, before=f"[{HOSTILE}] ")
@@ -96,7 +96,7 @@ def test_say_shows_what_it_is_given(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("kind", [ShoalError, ShoalWarning, WorkerFailed])
-def test_errors_and_warnings_show_what_a_worker_wrote(kind: type[Exception]):
+def test_errors_and_warnings_show_text_of_workers(kind: type[Exception]):
     assert is_harmless(str(kind(f"a worker said: {HOSTILE}\nnext line")))
     assert "owned" in str(kind(HOSTILE))
 

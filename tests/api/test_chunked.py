@@ -55,7 +55,7 @@ def fit(model: Any, *data: Any, **given: Any) -> Any:
 
 
 @pytest.mark.parametrize("strategy", ["all_reduce", "downpour", "local_sgd"])
-def test_files_give_what_their_arrays_give(
+def test_fit_on_files_equals_fit_on_their_arrays(
     table: tuple[Path, Any, Any], strategy: str
 ) -> None:
     folder, x, y = table
@@ -258,7 +258,7 @@ def test_validation_data_of_a_generator_is_stored_on_disk(
     assert not list(tmp_path.glob("shoal-spool-*"))
 
 
-def test_scoring_shows_what_keras_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scoring_prints_the_output_of_keras(capsys: pytest.CaptureFixture[str]) -> None:
     model, (x, y) = line(), Batches()[0]
     for score in (lambda **v: shoal.evaluate(model, x, y, **v),
                   lambda **v: shoal.predict(model, x, **v)):  # fmt: skip

@@ -192,7 +192,7 @@ def test_the_nearest_column_is_named() -> None:
         check_columns(asked(validationIndicatorCol="helds"), COLUMNS)
 
 
-def test_what_cannot_be_trained_is_refused() -> None:
+def test_models_that_cannot_be_trained_are_refused() -> None:
     bare = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     scheduled = make_model(keras.optimizers.SGD(rate))

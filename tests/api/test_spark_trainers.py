@@ -185,7 +185,7 @@ def test_a_master_that_is_not_the_driver_is_refused(
         trainer.check_master()
 
 
-def test_a_trainer_comes_back_from_json() -> None:
+def test_a_trainer_is_restored_from_json() -> None:
     trainer = spark.EAMSGD(
         "model", keras.optimizers.SGD(0.3), keras.losses.MeanSquaredError(),
         metrics=["mae"], batch_size=9, momentum=0.8, run=False,

@@ -41,7 +41,7 @@ def test_without_a_compiler_the_plan_says_what_to_do(
 @pytest.mark.skipif(
     not read_machine(BACKEND).has_compiler, reason="no C++ compiler is installed here"
 )
-def test_a_compiled_model_learns_what_an_eager_one_does() -> None:
+def test_a_compiled_model_trains_to_the_weights_of_an_eager_one() -> None:
     ours, data = compiled()
     plain, _ = compiled()
     plain.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)

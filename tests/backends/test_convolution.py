@@ -245,7 +245,7 @@ def test_programs_for_images_in_batches() -> None:
     np.testing.assert_allclose(both, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_jax_with_other_names_keeps_its_own_way(
+def test_a_jax_version_with_other_private_names_is_left_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from jax.interpreters import mlir

@@ -204,7 +204,7 @@ def test_a_step_without_rows_leaves_weights_statistics_and_metrics() -> None:
     assert not sums.any()
 
 
-def test_kept_state_comes_back() -> None:
+def test_kept_state_is_restored() -> None:
     model = net()
     backend = opened(model)
     kept = backend.keep()

@@ -99,7 +99,7 @@ def test_programs_that_are_spread_over_devices() -> None:
     np.testing.assert_array_equal(jax.jit(spread)(keys), draw(keys))
 
 
-def test_a_jax_with_other_names_keeps_its_own_way(
+def test_a_jax_version_with_other_private_names_is_left_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from jax.interpreters import mlir

@@ -87,7 +87,7 @@ def observed(backend: Backend) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", ["values", "another model", "another rank"])
-def test_a_kept_backend_does_what_a_new_one_would(change: str) -> None:
+def test_a_kept_backend_gives_the_results_of_a_new_one(change: str) -> None:
     model = net()
     first = opened(pack(model))
     before = observed(first)

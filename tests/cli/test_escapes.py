@@ -81,7 +81,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=range(len(COMMANDS)))
-def test_commands_show_what_they_read(
+def test_commands_escape_what_they_show(
     words: list[str], shoal: Shoal, hostile: StoredRun
 ):
     done = shoal(*words)

@@ -78,7 +78,9 @@ def test_a_disk_that_is_full() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_together(packages: dict[str, str], name: str) -> None:
+def test_versions_that_do_not_fit_are_found(
+    packages: dict[str, str], name: str
+) -> None:
     assert [each.name for each in clashes(packages)] == [name]
     assert clashes({key: packages[key] for key in list(packages)[:1]}) == []
 

@@ -29,7 +29,7 @@ def write(tool: Path, body: str) -> None:
     tool.chmod(0o755)
 
 
-def test_what_nvidia_smi_says():
+def test_output_of_nvidia_smi_is_parsed():
     expected = [
         Gpu(number=0, name="GPU-5f", total_mib=81559, free_mib=80994),
         Gpu(number=1, name="GPU-a0", total_mib=81559, free_mib=20000),

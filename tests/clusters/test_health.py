@@ -78,7 +78,7 @@ def test_a_node_that_the_head_has_lost_or_that_does_not_measure() -> None:
     }  # fmt: skip
 
 
-def test_a_node_that_is_not_reached_says_nothing_else() -> None:
+def test_an_unreachable_node_has_no_other_findings() -> None:
     [found] = judge(
         NODE, NodeMeasurements(unreached="no"), is_head=False, has_shared=True
     )

@@ -184,7 +184,7 @@ def test_launch_on_its_hosts(bench: Bench) -> None:
     ]
 
 
-def test_a_job_runs_on_the_head_and_says_how_it_ended(
+def test_a_job_runs_on_the_head_and_reports_its_end(
     bench: Bench, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
@@ -243,7 +243,7 @@ def test_stop_ends_a_job_and_what_it_started_and_nothing_else(
     assert bench.shoal("jobs", "rm", job).exit_code == 0
 
 
-def test_up_again_starts_what_is_gone(bench: Bench) -> None:
+def test_a_second_up_starts_lost_nodes(bench: Bench) -> None:
     before = bench.raylets()
     os.kill(before[1][0], signal.SIGKILL)
     path = bench.write("hosts.yaml", bench.server.addresses, 3)

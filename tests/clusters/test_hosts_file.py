@@ -39,7 +39,7 @@ def test_settings_of_a_host_override_common_settings() -> None:
     assert other.words[-1] == "node-b"
 
 
-def test_json_says_the_same(tmp_path: Path) -> None:
+def test_json_is_read_like_yaml(tmp_path: Path) -> None:
     path = tmp_path / "lab.json"
     path.write_text(json.dumps({"hosts": ["10.0.0.1", {"address": "b", "port": 22}]}))
     found = read_cluster_file(path).spec

@@ -46,7 +46,7 @@ def stop() -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_a_folder_of_a_node_is_its_users_alone(place: Path, umask: int) -> None:
+def test_the_folder_of_a_node_is_private(place: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         start()

@@ -61,7 +61,7 @@ def test_names_and_addresses() -> None:
         assert find_cluster(name) == name
 
 
-def test_an_unknown_name_is_told_with_those_that_are_known() -> None:
+def test_error_of_an_unknown_name_lists_known_clusters() -> None:
     with pytest.raises(ConfigError, match="'ray'") as caught:
         shoal.plan(model(), *data(), cluster="raj")
     assert "auto, inline, local, ray" in str(caught.value)
@@ -240,7 +240,7 @@ def journey() -> Generator[Journey]:
     found.close()
 
 
-def test_data_goes_once_to_each_node(journey: Journey) -> None:
+def test_data_is_sent_once_to_each_node(journey: Journey) -> None:
     (first, home), (_, same), (other, elsewhere) = map(journey.arrive, "aab")
     _, here = journey.arrive("here")
     assert home == same == first.memory

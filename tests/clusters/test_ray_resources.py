@@ -129,7 +129,7 @@ def test_an_autoscaler_starts_nodes_for_the_most_workers(
 
 
 @pytest.mark.ray
-def test_what_no_autoscaler_can_start_is_not_waited_for_longer_than_told(
+def test_the_wait_for_an_autoscaler_has_the_given_limit(
     growing: RayNode, tmp_path: Path
 ) -> None:
     cluster = Ray(address=growing.address, cpus=2, wait_s=8)
@@ -228,7 +228,7 @@ class Look(keras.callbacks.Callback):
 
 
 @pytest.mark.ray
-def test_each_worker_sees_a_gpu_of_its_own(tmp_path: Path) -> None:
+def test_each_worker_sees_its_own_gpu(tmp_path: Path) -> None:
     """Ray counts GPUs that it is told of; a worker that trains must be given one."""
     pytest.importorskip("ray")
     with imported():

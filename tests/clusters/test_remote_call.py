@@ -57,7 +57,7 @@ def test_facts_of_this_machine_fit_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_question_that_fails_says_why() -> None:
+def test_error_of_a_failed_request_has_its_cause() -> None:
     with pytest.raises(ClusterError, match="it has no nopython or nopython3"):
         ask(HERE, ["nopython", "nopython3"], "facts", {}, limit_s=60)
     with pytest.raises(ClusterError, match="KeyError: 'environment'"):

@@ -66,7 +66,7 @@ def seen(sampler: UseSampler) -> NodeUse:
             return found
 
 
-def test_what_nvidia_smi_says():
+def test_output_of_nvidia_smi_is_parsed():
     assert parse_use(TEXT) == GPUS
     assert parse_use("No devices were found\n") == ()
 

@@ -303,7 +303,7 @@ def test_a_silent_agent_is_lost_and_leaves_no_process(bench: Bench, toy: Any) ->
     assert gone(workers)
 
 
-def test_a_task_that_fails_says_why(bench: Bench, toy: Any) -> None:
+def test_error_of_a_failed_task_has_its_cause(bench: Bench, toy: Any) -> None:
     toy.text[0] = "import sys; sys.exit('no room for me')"
     end = bench.end_of(bench.start("pass"))
     assert end.reason == "a node could not start an agent: status 1, no room for me"
@@ -443,7 +443,7 @@ MEMORY = Memory(pid=7, descriptor=3, mark=(1, 2))
         )),
     ],
 )  # fmt: skip
-def test_what_an_agent_tells_is_json(method: str, value: Any) -> None:
+def test_messages_of_an_agent_are_json(method: str, value: Any) -> None:
     assert parse(method, pack(value)) == value
 
 

@@ -339,7 +339,7 @@ def test_machines_that_cannot_be_given_back_stay_known(box: Box) -> None:
     assert box.releases == 2
 
 
-def test_an_up_that_fails_and_cannot_give_back_says_both(box: Box) -> None:
+def test_error_of_an_up_that_cannot_release_machines_has_both_causes(box: Box) -> None:
     box.make("acquire-fails", "release-fails")
     done = box.shoal("cluster", "up", box.file)
     assert done.exit_code == 1
@@ -365,7 +365,7 @@ def test_machines_go_although_ssh_does_not_reach_them(box: Box) -> None:
     assert box.nothing_is_left()
 
 
-def test_up_again_makes_what_is_missing_and_gives_nothing_back(box: Box) -> None:
+def test_a_second_up_makes_missing_machines_and_releases_none(box: Box) -> None:
     assert box.shoal("cluster", "up", box.file).exit_code == 0
     id_of = box.state().id
     (box.folder / "toy-1").unlink()
@@ -379,7 +379,7 @@ def test_up_again_makes_what_is_missing_and_gives_nothing_back(box: Box) -> None
     assert box.releases == 0
 
 
-def test_a_cluster_that_is_forgotten_here_is_given_back_by_its_file(box: Box) -> None:
+def test_a_cluster_without_local_state_is_released_by_its_file(box: Box) -> None:
     assert box.shoal("cluster", "up", box.file).exit_code == 0
     (box.known / "box.json").unlink()
     done = box.shoal("cluster", "down", "box", "--hosts", box.file)

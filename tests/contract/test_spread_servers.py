@@ -268,7 +268,7 @@ def test_a_killed_server_is_started_again_on_its_node(toy: Any, tmp_path: Path) 
     assert watcher.kinds["worker_lost"] == 0
 
 
-def test_a_node_that_is_lost_with_its_server_is_left_for_another(
+def test_the_server_of_a_lost_node_starts_on_another_node(
     toy: Any, tmp_path: Path
 ) -> None:
     def kill(watcher: Watcher) -> None:
@@ -304,7 +304,7 @@ def test_a_standby_on_another_node_takes_over(toy: Any, tmp_path: Path) -> None:
 
 @pytest.mark.ray  # longer than a test of `make test` may be
 @pytest.mark.slow
-def test_a_server_whose_nodes_are_both_lost_goes_on_beside_the_driver(
+def test_a_server_that_lost_both_nodes_continues_beside_the_driver(
     toy: Any, tmp_path: Path
 ) -> None:
     """Each time its standby follows before the next node is lost."""

@@ -327,7 +327,9 @@ def test_readers_are_threads_and_none_without_need(monkeypatch: pytest.MonkeyPat
         (keras.layers.Normalization(), X, {"workers": 0}, "workers=0"),
     ],
 )
-def test_what_is_refused(layer: Any, source: Any, arguments: Any, text: str):
+def test_wrong_layers_and_data_are_refused(
+    layer: Any, source: Any, arguments: Any, text: str
+):
     with pytest.raises(ConfigError, match=text):
         adapt(layer, source, **arguments)
 

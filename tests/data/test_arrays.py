@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_batches_are_what_keras_would_give(case: str):
+def test_batches_equal_those_of_keras(case: str):
     source = ArraySource(*CASES[case]) if len(CASES[case]) < 3 else weighted_source(
         CASES[case], None  # type: ignore[arg-type]
     )  # fmt: skip
@@ -106,7 +106,7 @@ def test_batches_are_what_keras_would_give(case: str):
         (np.arange(8).reshape(4, 2, 1) % 3, {0: 7.0}),
     ],
 )
-def test_class_weights_are_what_keras_makes_of_them(y: Any, weights: dict[int, float]):
+def test_class_weights_equal_those_of_keras(y: Any, weights: dict[int, float]):
     x = np.ones((4, 2))
     source = weighted_source((x, y, None), weights)
     if np.ndim(y) == 3:  # Keras takes one number a sample only; ours go by position

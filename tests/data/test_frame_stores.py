@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.data.frame_stores import LEFT_S, OWNER, StoreFolder, sweep, touch
 
 
-def test_what_drivers_left_a_week_ago_goes_with_the_next_run(tmp_path: Path) -> None:
+def test_folders_of_killed_drivers_are_removed_after_a_week(tmp_path: Path) -> None:
     names = ("shoal-frame-old", "shoal-frame-new", "others", "shoal-frame-unknown")
     for name in names:
         (tmp_path / name).mkdir()

@@ -90,7 +90,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_rows_that_cannot_be_used_are_told(tmp_path: Path, name: str) -> None:
+def test_rows_that_cannot_be_used_are_an_error(tmp_path: Path, name: str) -> None:
     columns, expected = BAD[name]
     kind = columns["x"].type
     good = ROWS if pa.types.is_list(kind) else pa.array([1.0] * 5)
@@ -115,7 +115,7 @@ def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_told_survives_json() -> None:
+def test_reports_of_tasks_survive_json() -> None:
     told = Written(url="a", rows=(1,), shapes={"x": (2, 3)}, strange={"x": 4})
     assert Written.from_text(told.to_text()) == told
 
@@ -158,14 +158,14 @@ def test_rows_for_the_driver_are_the_same_file_in_pieces(
     np.testing.assert_array_equal(x, X)
 
 
-def test_rows_that_cannot_be_used_are_told_to_the_driver() -> None:
+def test_rows_that_cannot_be_used_are_reported_to_the_driver() -> None:
     ragged = pa.array([[1.0], [1.0, 2.0]], pa.list_(pa.float32()))
     [(piece, text)] = pack_part([pa.RecordBatch.from_pydict({"x": ragged})])
     assert piece == b""
     assert "rows of shapes (1,) and (2,)" in Written.from_text(text).error
 
 
-def test_no_rows_are_told_as_none() -> None:
+def test_no_rows_are_reported_as_none() -> None:
     [(piece, text)] = pack_part([])
     assert (piece, Written.from_text(text).rows) == (b"", ())
 

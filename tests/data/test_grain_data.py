@@ -67,7 +67,7 @@ def test_by_number_workers_read_it(tmp_path: Path) -> None:
     assert "grain" in check_travels(found, ALL, tmp_path)
 
 
-def test_without_an_end_epochs_go_on() -> None:
+def test_an_endless_data_set_continues_in_the_next_epoch() -> None:
     endless = pairs().batch(11).repeat()
     with pytest.raises(ConfigError, match=r"has no end .* Pass steps_per_epoch"):
         source(endless)
@@ -106,7 +106,7 @@ def test_an_empty_data_set_is_refused() -> None:
         source(pairs()[:0])
 
 
-def test_samples_that_are_no_batches_are_said() -> None:
+def test_samples_without_batches_are_refused() -> None:
     with pytest.raises(
         DataError, match=r"x is an int \(batch 0 of the grain MapDataset"
     ):

@@ -49,7 +49,7 @@ def test_an_epoch_is_every_row_once(rows: int, seed: int, batch: int, shuffle: S
     rows=counts, batch=some.integers(1, 40), per_epoch=some.integers(1, 12),
     shuffle=shuffles,
 )  # fmt: skip
-def test_short_epochs_go_on_where_the_last_one_stopped(
+def test_a_short_epoch_continues_the_pass_of_the_last_one(
     rows: int, batch: int, per_epoch: int, shuffle: Shuffle
 ):
     order = Order(
@@ -65,7 +65,7 @@ def test_short_epochs_go_on_where_the_last_one_stopped(
     assert order.span(turns).turn == 1
 
 
-def test_steps_per_epoch_is_what_keras_does():
+def test_steps_per_epoch_cuts_epochs_as_in_keras():
     # 10 batches, 4 a epoch: Keras takes 4, 4 and the 2 that are left.
     order = Order(rows=100, shuffle=False, batch_size=10, steps_per_epoch=4)
     assert [order.rows_of(epoch) for epoch in range(5)] == [40, 40, 20, 40, 40]

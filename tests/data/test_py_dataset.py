@@ -213,7 +213,7 @@ def test_every_sample_comes_once_however_a_data_set_shuffles(way: str) -> None:
         assert "would leave another self.order" in found.notes[0]
 
 
-def test_what_reading_keeps_does_not_make_copies_differ() -> None:
+def test_caches_of_reading_do_not_make_copies_differ() -> None:
     class Caching(Shuffled):
         kept: dict[int, Any]
 
@@ -236,7 +236,7 @@ def test_what_reading_keeps_does_not_make_copies_differ() -> None:
     assert all(mine[name] == theirs.get(name, mine[name]) for name in mine)
 
 
-def test_without_an_end_epochs_go_on() -> None:
+def test_an_endless_data_set_continues_in_the_next_epoch() -> None:
     found = source(Endless(), steps_per_epoch=3)
     assert (found.chunk_rows, found.mixing) == ((2, 2, 2), "nothing")
     assert found.read(1, 2).rows[1].tolist() == [7, 7]
@@ -273,7 +273,7 @@ def test_a_last_batch_must_not_be_larger() -> None:
         NumberedBatches(read_batch, count=2, packing=packing)
 
 
-def test_what_cannot_travel_is_named() -> None:
+def test_error_names_what_cannot_be_pickled() -> None:
     dataset = Pairs()
     dataset.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DataError, match=r"Pairs\.lock cannot be pickled") as caught:

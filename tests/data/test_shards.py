@@ -131,7 +131,7 @@ def test_shards_that_are_no_streams_are_refused(made: Any) -> None:
         sharded(returns)
 
 
-def test_what_cannot_travel_is_said() -> None:
+def test_error_names_what_cannot_be_pickled() -> None:
     lock = threading.Lock()
 
     def locked(shard: Shard) -> Iterator[Any]:

@@ -160,7 +160,9 @@ def test_shards_are_read_by_workers(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_differs_in_each_process_is_not_cut(make: Any, why: str) -> None:
+def test_data_that_differs_between_processes_is_not_sharded(
+    make: Any, why: str
+) -> None:
     with pytest.raises(DataError, match=f"cannot be cut into shards .*{why}"):
         source(make().batch(4), shards=2)
 

@@ -157,7 +157,7 @@ def test_another_process_reads_it(name: str, tmp_path: Path) -> None:
     assert libraries == ([] if name == "stream" else ["torch"])
 
 
-def test_only_what_is_asked_for_is_read() -> None:
+def test_only_requested_items_are_read() -> None:
     dataset = Pairs()
     found = source(dataset)
     assert isinstance(found, Items)
@@ -320,7 +320,7 @@ def test_targets_are_in_it(name: str) -> None:
         source_of(LOADER(Pairs()), **more)
 
 
-def test_what_cannot_travel_is_said() -> None:
+def test_error_names_what_cannot_be_pickled() -> None:
     dataset = Pairs()
     dataset.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DataError, match="cannot be sent to workers"):

@@ -36,7 +36,7 @@ def test_keeps_the_laws() -> None:
     check_laws(source, (X, Y, np.array([1, 3, 1, 3], "f4")))
 
 
-def test_serves_what_the_other_serves() -> None:
+def test_a_weighted_source_serves_the_source_within() -> None:
     batches = iter([(X, Y)] * 2)
     inner = source_of(batches, reading=Reading(steps_per_epoch=2))
     assert inner is not None
@@ -54,6 +54,6 @@ def test_serves_what_the_other_serves() -> None:
         ((X, Y, Y), "both given"),
     ],
 )
-def test_refuses_what_keras_refuses(parts: Any, message: str) -> None:
+def test_class_weights_that_keras_refuses_are_refused(parts: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ClassWeighted(source_like(*parts), {1: 3.0})

@@ -67,7 +67,7 @@ def test_options_without_meaning_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_logs_of_scripts_are_where_they_are_told(tmp_path: Path) -> None:
+def test_logs_of_scripts_are_in_the_given_folder(tmp_path: Path) -> None:
     done = launch(tmp_path, "--write", "scripts", "--", "sh", "-c", "echo $SHOAL_LOGS")
     assert done.returncode == 0, done.stderr
     subprocess.run(["sh", "scripts/0-localhost.sh"], cwd=tmp_path, check=True)

@@ -238,7 +238,7 @@ def test_a_guard_without_input_ends_its_process(tmp_path: Path) -> None:
     assert living(mark) == []
 
 
-def test_a_host_that_is_not_reached_says_what_to_try(tmp_path: Path) -> None:
+def test_error_of_an_unreachable_host_names_a_command(tmp_path: Path) -> None:
     shape = Shape()
     node = Node(name="far", address="10.0.0.9")
     ssh = ("sh", "-c", "echo no route to host; exit 255")

@@ -63,7 +63,7 @@ def started(path: Path) -> Iterator[subprocess.Popen[bytes]]:
                 process.kill()
 
 
-def test_it_does_what_the_launcher_does(tmp_path: Path) -> None:
+def test_a_script_runs_the_job_of_the_launcher(tmp_path: Path) -> None:
     path = written(Shape(per_node=2, ps=1), [sys.executable, "-c", SERVES], tmp_path)
     with started(path) as process:
         assert process.wait(LIMIT_S) == 0

@@ -127,7 +127,7 @@ class _Break(keras.callbacks.Callback):
             raise RuntimeError("the power went")
 
 
-def test_a_run_that_a_callback_broke_goes_on_from_its_backup(
+def test_a_run_ended_by_a_callback_continues_from_its_backup(
     tmp_path: Path, kept: shoal.Session
 ) -> None:
     """Also that the exception comes out and leaves nothing: see tests/conftest.py."""

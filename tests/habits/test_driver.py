@@ -260,7 +260,7 @@ def test_optimizer_state_of_a_wrong_length_is_not_taken(state: bytes) -> None:
     pool.driver.end(state)
 
 
-def test_what_ctrl_c_leaves() -> None:
+def test_ctrl_c_leaves_the_center_or_the_initial_model() -> None:
     pool = Stage([])
     pool.driver.on_epoch_begin(0)
     pool.push(64)

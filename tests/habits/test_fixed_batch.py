@@ -213,7 +213,7 @@ def test_states_come_back_and_go_on(cluster: str) -> None:
     assert np.any(states_of(plain)[0]) == (BACKEND != "jax")
 
 
-def test_what_keras_noted_of_the_first_batch_fixes_nothing() -> None:
+def test_a_batch_size_recorded_by_keras_fixes_nothing() -> None:
     x, y = rows()
     model: Any = keras.Sequential([layers.Flatten(), layers.Dense(1)])
     model.compile("sgd", "mse")

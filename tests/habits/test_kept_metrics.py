@@ -128,7 +128,7 @@ class Breaks(keras.callbacks.Callback):
 
 
 @pytest.mark.process
-def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_counts(tmp_path: Path) -> None:
     x, y = data(ROWS)
     given: dict[str, Any] = {"epochs": 4, "validation_data": (x[:50], y[:50])}
     expected = fit(compiled(), None, **given).history["kept"]

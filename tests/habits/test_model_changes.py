@@ -91,7 +91,7 @@ def anneal(model: Any, count: int) -> None:
         ("single", "on_train_batch_begin", anneal),
     ],
 )
-def test_what_is_set_before_a_step_acts_in_that_step(
+def test_values_set_before_a_step_act_in_that_step(
     strategy: str, hook: str, set_to: Any, kept: shoal.Session
 ) -> None:
     plain, ours = knob_model(), knob_model()
@@ -104,7 +104,7 @@ def test_what_is_set_before_a_step_acts_in_that_step(
     assert knobs_of(ours) == knobs_of(plain)
 
 
-def test_a_rate_that_comes_late_is_told_once_with_the_way_out() -> None:
+def test_a_late_learning_rate_is_warned_of_once_with_advice() -> None:
     callbacks = [EachBatch("on_train_batch_begin", warm_up)]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

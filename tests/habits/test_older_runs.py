@@ -20,7 +20,7 @@ ARCHIVES = sorted(Path(make.__file__).parent.glob("*.tar.gz"))
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
-def test_a_run_of_an_older_version_goes_on(archive: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_is_resumed(archive: Path, tmp_path: Path) -> None:
     with tarfile.open(archive) as content:
         content.extractall(tmp_path, filter="data")
     folder = tmp_path / "run"

@@ -82,7 +82,7 @@ def test_a_log_gets_a_line_an_epoch(
     assert show(io.StringIO(), verbose, monkeypatch).splitlines() == [*EVENTS, LAST]
 
 
-def test_a_lost_server_is_named_with_what_follows(
+def test_the_line_of_a_lost_server_names_what_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = io.StringIO()
@@ -99,7 +99,7 @@ def test_a_lost_server_is_named_with_what_follows(
     ("stream", "verbose", "is_told"),
     [(Terminal, 1, True), (Terminal, 0, False), (io.StringIO, 1, False)],
 )
-def test_a_live_line_says_which_score_is_waited_for(
+def test_a_live_line_names_the_pending_score(
     stream: Any, verbose: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = stream()

@@ -75,7 +75,7 @@ def undisturbed() -> Any:
 
 
 @pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.slow), 25])
-def test_all_reduce_goes_on_bit_for_bit(
+def test_all_reduce_resumes_bit_for_bit(
     tmp_path: Path, batch: int, undisturbed: Any
 ) -> None:
     model, told = undisturbed
@@ -94,7 +94,7 @@ def test_a_run_is_resumed_with_another_number_of_workers(folder: Path) -> None:
     assert open_run(str(folder)).summary().workers == 1
 
 
-def test_without_its_checkpoints_it_begins_anew_only_when_told(folder: Path) -> None:
+def test_a_run_without_checkpoints_starts_again_only_with_force(folder: Path) -> None:
     for name in (folder / "checkpoints").glob("*.manifest"):
         name.unlink()
     with pytest.raises(
@@ -137,7 +137,7 @@ def test_missing_newest_checkpoints_are_warned_of(folder: Path) -> None:
 CALL = resuming.Call(run="")
 
 
-def test_a_changed_bit_of_what_it_began_with_is_seen(folder: Path) -> None:
+def test_a_changed_bit_of_the_initial_state_is_found(folder: Path) -> None:
     file = folder / "inputs" / "inputs.pickle"
     content = file.read_bytes()
     drawn = np.random.default_rng(2).integers(0, 8 * len(content), 40)
@@ -162,7 +162,9 @@ def test_data_records_of_older_runs_are_read(folder: Path) -> None:
     assert found.plan == before.plan
 
 
-def test_a_run_whose_workers_formed_groups_of_jax_goes_on_without(folder: Path) -> None:
+def test_a_run_with_jax_groups_of_older_versions_is_resumed_without_groups(
+    folder: Path,
+) -> None:
     """Earlier versions formed them."""
     inputs = read_inputs(open_run(str(folder)).folder)
     asked, strategy = inputs.plan.request, get("all_reduce")

@@ -63,7 +63,7 @@ class Explode(keras.layers.Layer):
 
 
 @pytest.mark.process
-def test_workers_stay_and_do_what_others_would() -> None:
+def test_kept_workers_give_the_results_of_new_ones() -> None:
     """Another model, another strategy, other data: the same processes, the same end."""
     with shoal.Session() as session:
         first = fit(session, strategy="all_reduce")
@@ -131,7 +131,7 @@ class Say(keras.layers.Layer):
 
 
 @pytest.mark.process
-def test_what_workers_say_belongs_to_one_fit(capsys: pytest.CaptureFixture) -> None:
+def test_output_of_workers_belongs_to_one_fit(capsys: pytest.CaptureFixture) -> None:
     net = keras.Sequential([keras.Input((4,)), Say(), keras.layers.Dense(1)])
     net.compile("sgd", "mse")
     with shoal.Session() as session:

@@ -26,7 +26,7 @@ def cosine() -> Any:
 
 
 @pytest.mark.process
-def test_fit_goes_on_where_fit_ended_and_keras_goes_on_from_there(
+def test_a_second_fit_and_keras_continue_from_the_state_of_fit(
     tmp_path: Path, kept: shoal.Session
 ) -> None:
     """Slots, step count, schedule, moving averages, files: one story for all."""

@@ -109,7 +109,7 @@ def test_ctrl_c_while_checkpoints_are_removed(tmp_path: Path) -> None:
     assert open_run(str(next(tmp_path.iterdir()))).summary().status == "finished"
 
 
-def test_a_run_that_another_process_goes_on_with_is_left_to_it(tmp_path: Path) -> None:
+def test_a_run_taken_over_by_another_process_is_not_written(tmp_path: Path) -> None:
     writer: Any = writer_with(close=lambda: None, has_saved=True)
     error = CheckpointError("another process goes on with this run")
     with create(tmp_path, "fenced") as run, pytest.raises(CheckpointError) as caught:

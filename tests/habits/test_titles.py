@@ -89,7 +89,7 @@ def test_processes_have_titles_and_status_has_their_numbers(
 
 
 @pytest.mark.slow
-def test_a_process_that_takes_another_part_says_so(tmp_path: Path) -> None:
+def test_a_process_with_another_role_changes_its_title(tmp_path: Path) -> None:
     """A standby that leads, a spare process that works, an evaluator."""
     found: dict[int, dict[str, int]] = {}
     records: dict[int, dict[str, int]] = {}

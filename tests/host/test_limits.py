@@ -57,7 +57,7 @@ except Exception as error:
     ],
     ids=["memory", "process", "socket"],
 )
-def test_a_limit_is_told(
+def test_error_of_a_limit_has_three_sentences(
     tmp_path: Path, limit: str, most: int, script: str, told: list[str]
 ) -> None:
     begin = BEGIN.format(limit=limit, most=most)

@@ -74,7 +74,7 @@ def test_a_folder_ends_with_a_process_that_ends_well(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_the_next_owner_removes_what_killed_ones_left(temporary: Path) -> None:
+def test_the_next_owner_removes_folders_of_killed_owners(temporary: Path) -> None:
     (killed, left), (living, kept) = owner(), owner()
     with killed, living:
         killed.send_signal(signal.SIGKILL)

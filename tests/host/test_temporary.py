@@ -92,7 +92,7 @@ def test_a_scratch_folder_is_made_anew(folder: Path) -> None:
     assert os.listdir(folder) == []
 
 
-def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         make_private(tmp_path / "file")

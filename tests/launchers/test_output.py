@@ -37,7 +37,7 @@ def test_a_process_prints_on_a_full_disk_and_lives(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text() == "all was printed"
 
 
-def test_what_a_process_prints_is_kept_in_order(tmp_path: Path) -> None:
+def test_output_of_a_process_is_kept_in_order(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as file:
         subprocess.run(
@@ -46,7 +46,7 @@ def test_what_a_process_prints_is_kept_in_order(tmp_path: Path) -> None:
     assert log.read_text() == "a word\nanother\nno end of a line"
 
 
-def test_when_there_is_room_again_the_log_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_log_names_lost_bytes_once_the_disk_has_room(tmp_path: Path) -> None:
     """The limit of a file's size is met for real, in a process of its own."""
     script = (
         "import os, resource\n"

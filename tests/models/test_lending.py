@@ -70,7 +70,7 @@ def test_inline_workers_call_a_mock_of_the_user() -> None:
     assert called.call_count > 0
 
 
-def test_what_holds_variables_is_not_shared() -> None:
+def test_objects_with_variables_are_not_shared() -> None:
     counter = Counter()
     assert may_be_lent(counter)
     for part in (

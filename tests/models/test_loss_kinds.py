@@ -110,7 +110,7 @@ def test_the_kind_of_added_losses_is_found(reduce: Any, wanted: LossKinds) -> No
     assert kinds(net("mse", Adding(reduce))) == wanted
 
 
-def test_what_a_regularizer_of_activities_adds_is_a_mean() -> None:
+def test_an_activity_regularizer_adds_a_mean() -> None:
     named = {"activity_regularizer": keras.regularizers.L1(0.1)}
     assert kinds(net("mse", Adding(ops.sum), **named)) == LossKinds(MEAN, (1,))
 
@@ -150,7 +150,7 @@ def test_a_sum_that_a_layer_adds(loss: Any, workers: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_nothing_but_what_layers_add() -> None:
+def test_a_loss_of_added_losses_alone() -> None:
     judged(lambda: net(None, Adding(ops.sum)), 2, X)
 
 
@@ -195,7 +195,7 @@ class Own(keras.Model):
         return ops.sqrt(loss)
 
 
-def test_a_compute_loss_that_is_neither_is_said() -> None:
+def test_a_compute_loss_that_is_neither_sum_nor_mean_is_reported() -> None:
     inputs = keras.Input((4,))
     model: Any = Own(inputs, layers.Dense(1)(inputs))
     model.compile("sgd", "mse")
@@ -241,7 +241,7 @@ def tagger(reduction: str = "sum_over_batch_size", *extra: Any, heads: int = 1) 
         pytest.param("sum", OF_ROWS, 2, marks=pytest.mark.slow),
     ],
 )
-def test_masks_weigh_by_what_they_leave(
+def test_masks_weigh_by_the_steps_they_keep(
     reduction: str, weights: Any, workers: int
 ) -> None:
     """Halves of a batch hold one and six steps a row."""

@@ -122,7 +122,7 @@ class Masked(keras.Model):
         return super().compute_loss(*arguments, **named)
 
 
-def test_masks_are_warned_of_where_what_a_loss_is_divided_by_is_not_known() -> None:
+def test_masks_are_warned_of_where_the_divisor_of_a_loss_is_unknown() -> None:
     y = rng.random((ROWS, 6, 3)).astype("f4")
 
     def warnings(model: Any, **arguments: Any) -> str:

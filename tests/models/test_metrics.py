@@ -417,7 +417,9 @@ class Extremes(Maximum):
 @pytest.mark.parametrize(
     ("strategy", "workers"), [("aeasgd", 1), ("aeasgd", 2), ("all_reduce", 2)]
 )
-def test_training_leaves_out_what_cannot_be_summed(strategy: str, workers: int) -> None:
+def test_training_leaves_out_metrics_that_cannot_be_summed(
+    strategy: str, workers: int
+) -> None:
     x, y, _ = data(7, 64)
     model = classifier(metrics=["accuracy", Maximum(), Extremes()])
     given: dict[str, Any] = {"strategy": strategy, "workers": workers, "batch_size": 8}

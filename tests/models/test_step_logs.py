@@ -100,7 +100,7 @@ def test_history_has_their_mean_over_samples(strategy: str, workers: int) -> Non
 
 
 @pytest.mark.parametrize("strategy", ["all_reduce", "aeasgd"])
-def test_a_loss_that_no_metric_knows_of_is_shown(strategy: str) -> None:
+def test_a_loss_outside_of_all_metrics_is_shown(strategy: str) -> None:
     """It was always 0 before: no code updates the state of that metric."""
     history = shoal.fit(
         make(OwnLoss), X, Y, batch_size=16, epochs=2, strategy=strategy, workers=2,

@@ -319,7 +319,7 @@ class TwoInputs(keras.Model):
         return self.dense(inputs["a"]) + inputs["b"]
 
 
-def test_what_a_callable_leaves_unbuilt_is_built_on_arrival() -> None:
+def test_an_unbuilt_model_of_a_callable_is_built_on_arrival() -> None:
     def make() -> Any:
         model = TwoInputs()
         model.compile("adam", "mse")

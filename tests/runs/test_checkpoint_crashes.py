@@ -298,7 +298,7 @@ def test_many_writers_open_at_once(folder: Folder):
     assert len(saved) == 1
 
 
-def test_a_copy_without_tokens_goes_on_above_its_manifests(folder: Folder):
+def test_a_copy_without_tokens_counts_on_from_its_manifests(folder: Folder):
     for number in (1, 2, 3):
         opened(folder).save(taken(number))
     folder.child("owners").remove()
@@ -354,7 +354,7 @@ def test_a_token_that_others_always_take():
         CheckpointStore(folder).open()
 
 
-def test_a_claim_that_finds_its_number_taken_counts_on(
+def test_a_claim_with_a_taken_number_takes_the_next_one(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ):
     create = Folder.create

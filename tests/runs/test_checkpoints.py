@@ -137,7 +137,7 @@ def test_arrays_of_any_memory_layout(folder: Folder, order: str):
     found.arrays["a"].flat[0] = 7.0  # a run goes on with it, so it must be writable
 
 
-def test_history_keeps_what_is_not_finite(folder: Folder):
+def test_history_keeps_nan_and_infinity(folder: Folder):
     opened(folder).save(
         Checkpoint(number=0, document={"loss": [float("nan"), float("inf")]})
     )

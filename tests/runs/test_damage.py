@@ -170,7 +170,7 @@ def test_events_as_they_are_written_are_read(kind: str, root: str):
 @example(("exchanges", ("rows", 0)), [0, 1])
 @example(("exchanges", ("rows",)), [[0], [1, "x"]])
 @example(("run_created", ("name",)), "\udc80 and a whole one: \U0001f41f")
-def test_any_value_in_any_field_is_read_or_said(
+def test_any_value_in_any_field_is_read_or_reported(
     where: tuple[str, tuple[Any, ...]], value: Any
 ):
     """Pure: no field of an event raises anything but what `check` says."""
@@ -216,7 +216,7 @@ def test_odd_values_in_every_field(kind: str, value: Any):
             folder.remove()
 
 
-def test_a_run_in_which_a_field_is_wrong_is_a_row_that_says_so(root: str):
+def test_a_run_with_a_wrong_field_is_listed_with_its_error(root: str):
     line = json.dumps({"kind": "run_started", "workers": []}).encode() + b"\n"
     folder = a_run(root, line)
     listed = shoal("runs", "--root", root)
@@ -369,7 +369,7 @@ PLANS = [b"{", b"[]", b"7", b"\xff", b"[" * 200_000, b'{"backend":[]}', b"\0"]
 
 
 @pytest.mark.parametrize("content", PLANS, ids=range(len(PLANS)))
-def test_a_plan_that_is_damaged_is_said_on_resume(content: bytes, root: str):
+def test_a_damaged_plan_is_an_error_of_resume(content: bytes, root: str):
     a_run(root).write("plan.json", content)
     done = shoal("runs", "resume", "damaged", "--root", root)
     assert done.exit_code == 2
@@ -387,7 +387,7 @@ def test_a_plan_that_is_damaged_is_said_on_resume(content: bytes, root: str):
 @example({"backend": "jax "})
 @example({"backend": {"jax": 1}})
 @example({"backend": "\ud800"})
-def test_any_plan_is_read_or_said_on_resume(root: str, plan: Any):
+def test_any_plan_is_read_or_an_error_of_resume(root: str, plan: Any):
     """`resume` takes only the name of the backend from a plan."""
     a_run(root).write("plan.json", json.dumps(plan).encode())
     done = shoal("runs", "resume", "damaged", "--root", root)
@@ -421,7 +421,7 @@ def test_a_folder_of_another_program_is_not_removed(tmp_path: Path):
     assert find_run("app1", tmp_path).name == "app1"
 
 
-def test_check_says_the_field():
+def test_check_names_the_field():
     with pytest.raises(ValueError, match="column 'samples' of 'exchanges' has a str"):
         check({"kind": "exchanges", "columns": ["samples"], "rows": [["many"]]})
     with pytest.raises(ValueError, match="nested more than"):

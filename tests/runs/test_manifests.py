@@ -88,7 +88,7 @@ def is_sound(found: Manifest) -> bool:
     return all(parts) and all(sizes) and found.place == PLACE
 
 
-def test_what_was_written_is_read() -> None:
+def test_a_written_manifest_is_read() -> None:
     found = read(json.dumps(WHOLE).encode())
     assert found is not None
     assert is_sound(found)
@@ -124,6 +124,6 @@ def test_a_field_that_lacks_is_damage(name: str) -> None:
     [b"", b"{", b"\xff", b"[" * 200_000, b"9" * 5000, b'{"format": NaN}', b"\x00"],
     ids=["empty", "cut", "no UTF-8", "deep", "5,000 digits", "NaN", "no JSON"],
 )
-def test_what_is_no_json_is_damage(body: bytes) -> None:
+def test_a_manifest_that_is_no_json_is_damaged(body: bytes) -> None:
     with pytest.raises((Damage, CheckpointError)):
         checkpoint_manifest.decode(checkpoint_manifest._seal(body), PLACE)

@@ -50,7 +50,7 @@ def train(
     return run
 
 
-def test_an_outline_is_the_summary_without_what_is_long(root: str):
+def test_an_outline_is_the_summary_without_long_fields(root: str):
     run = train(root)
     whole, [outline] = read_summary(run.folder), list_runs(root)
     fields = {"metrics", "epoch_ends", "use", "warnings"}
@@ -85,7 +85,7 @@ def test_no_more_than_the_ends_is_read(tmp_path: Path, monkeypatch: Any):
     assert 0 < size <= 4 * END_BYTES
 
 
-def test_a_run_that_goes_on_is_not_what_its_outline_says(root: str):
+def test_the_outline_of_a_resumed_run_is_not_used(root: str):
     run = train(root, epochs=2, end="interrupted")
     old = run.folder.read(OUTLINE)
     with open_run(run.id, root) as again:
@@ -130,7 +130,7 @@ def test_a_damaged_outline_is_not_believed(content: bytes, root: str):
     assert outline.model_dump(include=fields) == whole.model_dump(include=fields)
 
 
-def test_what_has_not_changed_is_not_read_again(
+def test_unchanged_runs_are_not_read_again(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     train(root)

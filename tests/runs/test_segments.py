@@ -66,7 +66,7 @@ def test_remote_lines_appear_when_sealed_by_age(tmp_path: Path):
     assert kinds(folder) == ["segment", "x", "x", "x", "segment", "x"]
 
 
-def test_local_failure_is_told_once_counted_and_survived(tmp_path: Path):
+def test_a_local_failure_is_reported_once_and_counted(tmp_path: Path):
     folder, said = Folder.at(tmp_path / "run"), []
     out = segments(folder, said)
     blocker = tmp_path / "run"

@@ -41,7 +41,7 @@ def scalars(folder: Path) -> list[tuple[int, str, float, float]]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("place", ["local", "memory"])
-def test_tensorboard_reads_what_was_written(place: str, tmp_path: Path):
+def test_tensorboard_reads_the_files(place: str, tmp_path: Path):
     url = str(tmp_path / "tb") if place == "local" else f"memory://{tmp_path.name}"
     folder = Folder.at(url)
     writer = ScalarWriter(folder)

@@ -290,7 +290,7 @@ def test_nothing_is_started_for_bad_params(spark: Any, rows: Any) -> None:
         )
 
 
-def test_bad_folders_are_told_in_a_sentence(spark: Any, tmp_path: Path) -> None:
+def test_error_of_a_bad_folder_is_one_sentence(spark: Any, tmp_path: Path) -> None:
     model = KerasModel(make_model())
     model.save(f"{tmp_path}/model")
     with pytest.raises(DataError, match=r"PATH_ALREADY_EXISTS.*overwrite\(\)"):

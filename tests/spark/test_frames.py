@@ -348,7 +348,7 @@ def test_a_stream_is_refused(spark: Any) -> None:
         shoal.plan(make_model(), stream, features="value", label=())
 
 
-def test_a_store_that_cannot_be_written_to_is_told(frame: Any, tmp_path: Path) -> None:
+def test_a_read_only_store_is_an_error(frame: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="executors could not write the rows") as told:
         source_of(frame, "features", "label", store=str(tmp_path / "file"))

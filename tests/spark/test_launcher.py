@@ -269,7 +269,9 @@ def test_a_worker_joins_when_a_slot_is_free(spark: Any, tmp_path: Path) -> None:
     assert "worker_lost" not in [event["kind"] for event in events]
 
 
-def test_a_node_without_shoal_is_told_in_a_sentence(spark: Any, tmp_path: Path) -> None:
+def test_error_of_a_node_without_shoal_is_one_sentence(
+    spark: Any, tmp_path: Path
+) -> None:
     from shoal.launchers import spark as carrier
 
     (tmp_path / "shoal.py").write_text("raise ImportError('none here')")
@@ -291,7 +293,7 @@ def test_a_node_without_shoal_is_told_in_a_sentence(spark: Any, tmp_path: Path) 
     assert "cannot import Shoal (none here)" in said[0]
 
 
-def test_a_failing_task_is_told_without_java(
+def test_error_of_a_failing_task_has_no_java_frames(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(text: str) -> Any:

@@ -113,9 +113,7 @@ def test_its_driver_is_called_with_tls(cluster: Standalone, spark: Any) -> None:
     assert host.startswith("127.") or identity_for(host) is not None
 
 
-def test_rows_of_failed_attempts_are_counted_by_nobody(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_rows_of_failed_attempts_are_not_counted(spark: Any, tmp_path: Path) -> None:
     from shoal.data.spark import open_frame
 
     def flaky(batches: Any) -> Any:

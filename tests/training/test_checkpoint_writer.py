@@ -77,7 +77,7 @@ def test_the_newest_of_those_that_waited_is_kept(
     assert said == []
 
 
-def test_what_was_to_be_written_is_written_in_the_end(
+def test_a_pending_checkpoint_is_written_at_the_end(
     folder: Folder, said: list[str]
 ) -> None:
     writer = CheckpointWriter(folder, said.append)
@@ -87,7 +87,7 @@ def test_what_was_to_be_written_is_written_in_the_end(
     assert newest(folder) == 7
 
 
-def test_a_storage_that_fails_is_told_once_and_tried_again(
+def test_a_storage_failure_is_reported_once_and_retried(
     folder: Folder, said: list[str]
 ) -> None:
     writer, gate = failing(folder, said, OSError("disk full"))
@@ -102,7 +102,7 @@ def test_a_storage_that_fails_is_told_once_and_tried_again(
     assert "again" in again
 
 
-def test_each_checkpoint_is_told(folder: Folder, said: list[str]) -> None:
+def test_each_checkpoint_is_reported(folder: Folder, said: list[str]) -> None:
     told: list[tuple[str, dict]] = []
     writer = CheckpointWriter(
         folder, said.append, tell=lambda kind, **fields: told.append((kind, fields))

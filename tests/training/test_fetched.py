@@ -66,7 +66,7 @@ def archive(tmp_path: Path) -> bytes:
     return held.getvalue()
 
 
-def test_a_run_comes_back(archive: bytes, tmp_path: Path):
+def test_a_run_is_fetched(archive: bytes, tmp_path: Path):
     sent = Sent(jobs=Host(archive), id=JOB.id)
     record = sent.fetch(JOB, tmp_path / "runs")
     assert record.summary().status == "finished"

@@ -31,7 +31,7 @@ from shoal.training.callback_state import (
 from shoal.training.resume_state import Diary, ResumeState
 
 
-def test_a_resume_state_comes_back_from_a_storage(tmp_path: Path) -> None:
+def test_a_resume_state_is_restored_from_a_storage(tmp_path: Path) -> None:
     checkpoint = ServerCheckpoint(
         sequencer={"lineage": 2, "epochs": {"allowed": 1}},
         arrays={"vector": np.arange(4, dtype="f4"), "statistics": np.zeros(0, "f4"),
@@ -174,7 +174,7 @@ def test_frozen_weights_that_a_callback_holds_are_named_and_not_written() -> Non
     np.testing.assert_array_equal(after.seen[0], values[1])
 
 
-def test_what_is_large_or_of_keras_is_left_out_and_told_of_once() -> None:
+def test_large_state_and_state_of_keras_are_left_out_with_one_warning() -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     callback = Own()
     callback.set_model(model)

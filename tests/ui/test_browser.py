@@ -360,7 +360,7 @@ def test_a_server_that_restarts_is_found_again(
         context.close()
 
 
-def test_a_run_that_is_removed_says_so(page: Any, root: Path, served: Served):
+def test_the_page_of_a_removed_run_reports_it(page: Any, root: Path, served: Served):
     run = make_run(root, "gone")
     page.goto(f"{served.url}/runs/runs/{run.id}")
     expect(plots(page)).to_have_count(2)

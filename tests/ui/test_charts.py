@@ -50,7 +50,7 @@ def test_a_chart_is_well_formed_whatever_its_names():
     assert "outside" not in text
 
 
-def test_a_logarithmic_axis_leaves_out_what_has_no_logarithm():
+def test_a_logarithmic_axis_leaves_out_values_up_to_zero():
     points = [(0.0, 0.0), (1.0, 0.01), (2.0, 100.0), (3.0, -1.0)]
     text = draw([Series(name="x", points=points)], x_label="x", title="x", is_log=True)
     assert text.count(",") >= 2

@@ -81,7 +81,7 @@ def test_every_link_of_every_page_leads_somewhere(serving: Serving, root: Path):
     assert served.ask("/a/shoalx/").status == 404
 
 
-def test_a_run_shows_what_happened(serving: Serving, root: Path):
+def test_the_page_of_a_run_shows_its_events(serving: Serving, root: Path):
     run = make_run(root, "fish", status="failed")
     run.write_plan({"strategy": SCRIPT, "explained": f"2 workers {SCRIPT}"})
     served = serving.start(root)
@@ -344,7 +344,7 @@ class Stream:
         self._link.close()
 
 
-def test_a_stream_tells_of_changes_and_of_the_end(serving: Serving, root: Path):
+def test_a_stream_reports_changes_and_the_end(serving: Serving, root: Path):
     run = make_run(root, "fish", status="running")
     served = serving.start(root)
     path = f"/runs/runs/{run.id}/events"
@@ -378,7 +378,7 @@ def test_a_page_that_has_just_been_read_is_not_told_to_read_again(
     stream.close()
 
 
-def test_a_stream_goes_on_where_it_was(serving: Serving, root: Path):
+def test_a_stream_continues_after_a_reconnect(serving: Serving, root: Path):
     run = make_run(root, "fish", status="running")
     served = serving.start(root)
     path = f"/runs/runs/{run.id}/events"

@@ -544,14 +544,14 @@ class TestLink:
             assert link.receive()[0] == {"kind": "push"}
             link.close()
 
-    def test_waits_no_longer_than_told(self) -> None:
+    def test_waits_no_longer_than_its_limit(self) -> None:
         with listening(echo) as address:
             link = Link(address, SECRET)
             with pytest.raises(ExchangeTimeout, match=r"no frame came within 0\.01 s"):
                 link.receive(timeout_s=0.01)
             link.close()
 
-    def test_refuses_what_is_too_large(self) -> None:
+    def test_refuses_frames_that_are_too_large(self) -> None:
         with listening(echo) as address:
             link = Link(address, SECRET, max_body_bytes=4)
             link.send({"kind": "one"}, b"12345")

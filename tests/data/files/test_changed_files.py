@@ -158,7 +158,7 @@ def test_a_new_file_is_warned_of(kind: str, is_glob: bool, tmp_path: Path) -> No
     assert_told_of(write(tmp_path, kind, 3), told(kept))
 
 
-def test_a_new_file_is_told_of_wherever_the_run_goes_on(
+def test_a_new_file_is_warned_of_in_any_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in ("data", "elsewhere"):
@@ -171,7 +171,7 @@ def test_a_new_file_is_told_of_wherever_the_run_goes_on(
     assert_told_of(write(tmp_path / "data", "csv", 2), told(kept))
 
 
-def test_a_new_file_in_a_store_is_told_of() -> None:
+def test_a_new_file_in_a_store_is_warned_of() -> None:
     import fsspec
 
     system = fsspec.filesystem("memory")
@@ -202,7 +202,7 @@ def test_files_that_were_named_one_by_one_have_no_new_ones(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("before", [b"", b"a,y\n", b"a,b\nx,y\n"])
-def test_a_file_that_was_left_out_and_has_rows_now_is_told_of(
+def test_a_left_out_file_that_has_rows_now_is_warned_of(
     before: bytes, tmp_path: Path
 ) -> None:
     """It was empty, without rows, or bad."""
@@ -216,7 +216,7 @@ def test_a_file_that_was_left_out_and_has_rows_now_is_told_of(
     assert told(kept) == []
 
 
-def test_a_new_file_for_code_of_the_users_is_told_of(tmp_path: Path) -> None:
+def test_a_new_file_for_preprocessing_is_warned_of(tmp_path: Path) -> None:
     def whole(keys: Any, objects: Any) -> Any:
         return np.ones((len(keys), 1)), np.ones(len(keys)), len(keys)
 

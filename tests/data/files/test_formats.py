@@ -381,7 +381,7 @@ def test_photographs_of_ten_classes(tmp_path: Path):
     some.booleans(),
 )
 @settings(max_examples=60)
-def test_records_that_are_alike_and_others(
+def test_records_of_equal_and_of_different_shapes(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], has_order: bool
 ):
     path = tmp_path_factory.mktemp("tfr") / "a.tfrecord"

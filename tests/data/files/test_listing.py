@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_taken_and_in_which_order(folder: Path):
+def test_listed_files_and_their_order(folder: Path):
     shown = ["a.csv", "b.csv", "deep/er/c.csv", "we[i]rd/f.csv"]
     assert names(folder, folder) == shown
     assert names(folder, f"{folder}/") == shown
