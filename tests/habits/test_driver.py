@@ -28,7 +28,7 @@ from tests.habits.cases import Recorder, data, make_model
 ROWS, BATCH = 100, 32
 
 
-class Stage:
+class DriverCase:
     """A model, its driver, and messages as a controller would bring them."""
 
     def __init__(self, callbacks: list[Any], **arguments: Any) -> None:
@@ -37,7 +37,7 @@ class Stage:
         prepare(self.model, (x[:4], y[:4]))
         self.weights = Layout.of(exchanged_variables(self.model))
         self.center = self.weights.gather(exchanged_variables(self.model))
-        self.run = NullRun(name="stage")
+        self.run = NullRun(name="case")
         self.plan = shoal.plan(
             self.model, x, y, batch_size=BATCH, epochs=3, workers=2, **arguments
         )
@@ -81,29 +81,29 @@ class Stage:
 def test_scores_missing_after_an_interruption_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pool = Stage([], strategy="aeasgd")
+    case = DriverCase([], strategy="aeasgd")
     states = CallbackStates(print, 1 << 20).take([])
     diary = Diary(
         epoch=3, history={"loss": [3.0, 2.0, 1.0], "val_loss": [4.0]}, epochs=[0, 1, 2],
         best=None, learning_rate=None, is_stopped=False, callbacks=states,
         unscored=[1, 2],
     )  # fmt: skip
-    arrays = {"vector": pool.center, "statistics": np.zeros(0, np.float32)}
+    arrays = {"vector": case.center, "statistics": np.zeros(0, np.float32)}
     checkpoint = ServerCheckpoint(
         sequencer={}, arrays=arrays, blob=b"", left_out=Skipped()
     )
-    pool.driver._go_on(ResumeState(server=checkpoint, diary=diary))
-    found = pool.model.history.history["val_loss"]
+    case.driver._go_on(ResumeState(server=checkpoint, diary=diary))
+    found = case.model.history.history["val_loss"]
     assert found == pytest.approx([4.0, np.nan, np.nan], nan_ok=True)
     assert "epochs 2, 3 were not validated" in capsys.readouterr().out
 
 
 def test_hooks_count_in_batches_whatever_the_exchanges_cover() -> None:
     recorder = Recorder()
-    pool = Stage([recorder], strategy="aeasgd")
-    pool.driver.on_epoch_begin(0)
-    pool.push(40, 10)
-    pool.push(2, 2, 46, first=3)
+    case = DriverCase([recorder], strategy="aeasgd")
+    case.driver.on_epoch_begin(0)
+    case.push(40, 10)
+    case.push(2, 2, 46, first=3)
     steps = [(hook[15:], step) for hook, step, _ in recorder.calls if "batch" in hook]
     assert steps == [
         ("begin", 0), ("end", 1),
@@ -112,20 +112,20 @@ def test_hooks_count_in_batches_whatever_the_exchanges_cover() -> None:
         ("begin", 3), ("end", 3),
         ("begin", 3), ("end", 3),
     ]  # fmt: skip
-    assert pool.fetched == 2
-    pool.end()
-    assert int(pool.model.optimizer.iterations) == 4
+    assert case.fetched == 2
+    case.end()
+    assert int(case.model.optimizer.iterations) == 4
 
 
 def test_without_a_barrier_hooks_of_an_epoch_wait_for_its_turn() -> None:
     recorder = Recorder()
-    pool = Stage([recorder], strategy="aeasgd", epoch_barrier=False)
-    pool.driver.on_epoch_begin(0)
-    pool.push(64)
-    pool.push(64, epoch=1, first=2)
-    pool.push(36, first=3)
-    pool.end()
-    pool.driver.on_epoch_begin(1)
+    case = DriverCase([recorder], strategy="aeasgd", epoch_barrier=False)
+    case.driver.on_epoch_begin(0)
+    case.push(64)
+    case.push(64, epoch=1, first=2)
+    case.push(36, first=3)
+    case.end()
+    case.driver.on_epoch_begin(1)
     found = [
         (hook, step) for hook, step, _ in recorder.calls if "batch_begin" not in hook
     ]
@@ -141,29 +141,29 @@ def test_without_a_barrier_hooks_of_an_epoch_wait_for_its_turn() -> None:
 
 
 def test_overrun_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    pool = Stage([], strategy="aeasgd", epoch_barrier=False)
-    pool.driver.on_epoch_begin(0)
-    pool.push(64, 36)
-    pool.end()
-    pool.push(50, epoch=1, first=3)
-    pool.driver.end()
+    case = DriverCase([], strategy="aeasgd", epoch_barrier=False)
+    case.driver.on_epoch_begin(0)
+    case.push(64, 36)
+    case.end()
+    case.push(50, epoch=1, first=3)
+    case.driver.end()
     assert "trained on 50 samples of epoch 2" in capsys.readouterr().out
-    assert int(pool.model.optimizer.iterations) == 4
+    assert int(case.model.optimizer.iterations) == 4
 
 
 def test_stop_in_a_hook_ends_the_hooks() -> None:
     recorder = Recorder()
 
     def stop(batch: int, logs: Any) -> None:
-        pool.model.stop_training = batch == 1
+        case.model.stop_training = batch == 1
 
     stopping = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
-    pool = Stage([stopping, recorder], strategy="aeasgd")
-    pool.driver.on_epoch_begin(0)
-    pool.push(32, 32, 32)
+    case = DriverCase([stopping, recorder], strategy="aeasgd")
+    case.driver.on_epoch_begin(0)
+    case.push(32, 32, 32)
     ends = [step for hook, step, _ in recorder.calls if hook == "on_train_batch_end"]
     assert ends == [0, 1]
-    assert pool.driver.wants_stop
+    assert case.driver.wants_stop
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_the_best_model_is_the_best_by_the_monitor(
     saved: list[int],
 ) -> None:
     found: list[int] = []
-    pool = Stage([], monitor=monitor)
+    case = DriverCase([], monitor=monitor)
 
     def save(run: Any, model: Any, which: str) -> None:
         found.append(run.summary().epochs - 1)
@@ -192,8 +192,8 @@ def test_the_best_model_is_the_best_by_the_monitor(
         logs = {(monitor or "loss").partition(":")[0]: value}
         results = lambda *_, logs=logs: dict(logs)  # noqa: E731
         monkeypatch.setattr(MetricStates, "results", results)
-        pool.driver.on_epoch_begin(epoch)
-        pool.end(epoch)
+        case.driver.on_epoch_begin(epoch)
+        case.end(epoch)
     assert found == saved
 
 
@@ -208,30 +208,30 @@ def test_a_plan_that_a_callback_changed_is_followed(
         def on_train_begin(self, logs: Any = None) -> None:
             self.model._initial_epoch = 2
 
-    pool = Stage([Restore()], monitor="accuracy", steps_per_epoch=3)
-    assert pool.plan.samples_expected == 96 + 4 + 96
-    work = Work(model=pool.model, source=training_data(*data(ROWS))[0])
-    plan = begin(pool.driver, pool.plan, work, pool.run)
+    case = DriverCase([Restore()], monitor="accuracy", steps_per_epoch=3)
+    assert case.plan.samples_expected == 96 + 4 + 96
+    work = Work(model=case.model, source=training_data(*data(ROWS))[0])
+    plan = begin(case.driver, case.plan, work, case.run)
     assert plan.request.initial_epoch == 2
-    assert pool.run.summary().samples_expected == plan.samples_expected == 96
+    assert case.run.summary().samples_expected == plan.samples_expected == 96
     [started] = [e for e in events if e["kind"] == "run_started"]
     assert (started["monitor"], started["is_higher_better"]) == ("accuracy", True)
-    assert "of 96 samples" in pool.driver.interrupt(None)
+    assert "of 96 samples" in case.driver.interrupt(None)
 
 
 def test_weights_that_a_callback_sets_are_not_lost_in_silence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def double(epoch: int, logs: Any) -> None:
-        pool.model.set_weights([2 * w for w in pool.model.get_weights()])
+        case.model.set_weights([2 * w for w in case.model.get_weights()])
 
-    pool = Stage([keras.callbacks.LambdaCallback(on_epoch_end=double)])
-    pool.driver.on_epoch_begin(0)
-    assert not pool.run.summary().warnings
-    pool.push(100)
-    pool.end()
-    pool.driver.on_epoch_begin(1)
-    [warning] = pool.run.summary().warnings
+    case = DriverCase([keras.callbacks.LambdaCallback(on_epoch_end=double)])
+    case.driver.on_epoch_begin(0)
+    assert not case.run.summary().warnings
+    case.push(100)
+    case.end()
+    case.driver.on_epoch_begin(1)
+    [warning] = case.run.summary().warnings
     assert "a callback changed the model's weights" in warning
     assert warning in capsys.readouterr().out
 
@@ -239,42 +239,42 @@ def test_weights_that_a_callback_sets_are_not_lost_in_silence(
 @pytest.mark.parametrize("state", [b"", b"\1" * 7, b"\1" * 9999])
 def test_optimizer_state_of_a_wrong_length_is_not_taken(state: bytes) -> None:
     """From any sender: the run continues with the model's state."""
-    pool = Stage([])
-    variables = pool.model.optimizer.variables
+    case = DriverCase([])
+    variables = case.model.optimizer.variables
     good = [np.full(v.shape, 2, str(v.dtype)) for v in variables]
-    pool.driver.on_epoch_begin(0)
-    pool.push(100)
-    pool.end(state=b"".join(value.tobytes() for value in good))
-    assert not pool.run.summary().warnings
+    case.driver.on_epoch_begin(0)
+    case.push(100)
+    case.end(state=b"".join(value.tobytes() for value in good))
+    assert not case.run.summary().warnings
     before = [np.array(v) for v in variables]
     assert any((value == 2).all() for value in before)
-    pool.driver.on_epoch_begin(1)
-    pool.push(100, epoch=1, first=2)
-    pool.end(epoch=1, state=state)
-    [warning] = pool.run.summary().warnings
+    case.driver.on_epoch_begin(1)
+    case.push(100, epoch=1, first=2)
+    case.end(epoch=1, state=state)
+    [warning] = case.run.summary().warnings
     assert f"a worker sent {len(state):,} bytes of optimizer state, not " in warning
     assert "the model keeps an older one" in warning
     for variable, value in zip(variables, before, strict=True):
-        if variable is not pool.model.optimizer.iterations:
+        if variable is not case.model.optimizer.iterations:
             np.testing.assert_array_equal(np.array(variable), value)
-    pool.driver.end(state)
+    case.driver.end(state)
 
 
 def test_ctrl_c_leaves_the_center_or_the_initial_model() -> None:
-    pool = Stage([])
-    pool.driver.on_epoch_begin(0)
-    pool.push(64)
+    case = DriverCase([])
+    case.driver.on_epoch_begin(0)
+    case.push(64)
     rescue = Rescue(
-        vector=pool.center + 1,
+        vector=case.center + 1,
         statistics=np.zeros(0, np.float32),
         samples=80,
         clock=3,
     )
-    line = pool.driver.interrupt(rescue)
+    line = case.driver.interrupt(rescue)
     assert line.startswith("Interrupted: the model holds 80 of 300 samples")
-    weights = pool.weights.gather(exchanged_variables(pool.model))
-    np.testing.assert_array_equal(weights, pool.center + 1)
-    assert int(pool.model.optimizer.iterations) == 3
+    weights = case.weights.gather(exchanged_variables(case.model))
+    np.testing.assert_array_equal(weights, case.center + 1)
+    assert int(case.model.optimizer.iterations) == 3
 
 
 @pytest.mark.parametrize(
