@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.coordination.common_weights import CommonWeights
 from shoal.engine.coordination.epochs import Epochs
 from shoal.engine.coordination.groups import Grouping
 from shoal.engine.coordination.instructions import (
@@ -22,6 +21,7 @@ from shoal.engine.coordination.instructions import (
 )
 from shoal.engine.coordination.leases import Leases
 from shoal.engine.coordination.ledger import Ledger
+from shoal.engine.coordination.published_weights import PublishedWeights
 from shoal.engine.coordination.pushes import Pushes
 from shoal.engine.coordination.roster import Roster
 from shoal.engine.coordination.rounds import Round
@@ -444,13 +444,13 @@ def keeps_the_ledger_of_now_beside_the_snapshot(patch: Patch) -> None:
 
 @mutant
 def gives_a_joiner_no_snapshot(patch: Patch) -> None:
-    original = CommonWeights.welcome
+    original = PublishedWeights.welcome
 
     def welcome(self: Any, fresh: Any, version: int) -> list[Any]:
         found = original(self, fresh, version)
         return [answer._replace(body="none") for answer in found]
 
-    patch.setattr(CommonWeights, "welcome", welcome)
+    patch.setattr(PublishedWeights, "welcome", welcome)
 
 
 @mutant

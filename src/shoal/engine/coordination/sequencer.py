@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias
 
-from shoal.engine.coordination.common_weights import CommonWeights
 from shoal.engine.coordination.epochs import Epochs
 from shoal.engine.coordination.grants import Grants
 from shoal.engine.coordination.groups import Grouping
@@ -29,6 +28,7 @@ from shoal.engine.coordination.instructions import (
     Ungroup,
 )
 from shoal.engine.coordination.ledger import Ledger
+from shoal.engine.coordination.published_weights import PublishedWeights
 from shoal.engine.coordination.publishing import Publishing
 from shoal.engine.coordination.pushes import Pushes
 from shoal.engine.coordination.roster import LINEAGE_INCARNATIONS, Member, Roster
@@ -94,7 +94,7 @@ class Sequencer:
         self._grouping = Grouping(is_wanted=rules.has_groups)
         self._pushes = Pushes(rules, self._roster, self._epochs)
         self._grants = Grants(rules, self._roster, self._epochs, self._round)
-        self._common_weights = CommonWeights(
+        self._published_weights = PublishedWeights(
             self._roster, self._epochs, self._publishing, self._grants
         )
 
@@ -205,7 +205,7 @@ class Sequencer:
         has_snapshot = self.rules.exchanges_gradients and self._epochs.is_saved
         found: list[Instruction] = []
         if has_snapshot:
-            found = self._common_weights.welcome([member], self.version)
+            found = self._published_weights.welcome([member], self.version)
         return found + self._ask() + self._hand_out()
 
     @_asking
@@ -308,7 +308,7 @@ class Sequencer:
         """Reports complete epochs, or waits for a center that shows them."""
         if not self.rules.exchanges_gradients:
             return [EpochDone(e) for e in self._epochs.end()]
-        self._common_weights.end_epochs()
+        self._published_weights.end_epochs()
         return []
 
     # -------------------------------------------------------------- pushes
@@ -444,7 +444,7 @@ class Sequencer:
         self._publishing.arrived()
         if not self.rules.exchanges_gradients:
             return []
-        return self._common_weights.published(self.version) + self._hand_out()
+        return self._published_weights.published(self.version) + self._hand_out()
 
     def _roll_back(self) -> list[Instruction]:
         """The last worker is lost, and with it the weights after its snapshot."""
@@ -452,7 +452,7 @@ class Sequencer:
         # published last. A new lineage refuses pushes that were made from later weights
         # (decision 3).
         self.lineage += 1
-        found = self._common_weights.roll_back(self.version)
+        found = self._published_weights.roll_back(self.version)
         return [Rollback(self.lineage), *found]
 
     def _hand_out(self) -> list[Instruction]:

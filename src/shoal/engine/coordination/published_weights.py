@@ -17,7 +17,7 @@ from shoal.engine.coordination.roster import Member, Roster
 
 
 @final
-class CommonWeights:
+class PublishedWeights:
     """The published weights: for epochs that end, workers that join, and a rollback.
 
     Args:
