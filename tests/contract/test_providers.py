@@ -365,6 +365,24 @@ def test_machines_go_although_ssh_does_not_reach_them(box: Box) -> None:
     assert box.nothing_is_left()
 
 
+def test_machines_on_which_a_job_runs_are_kept(box: Box) -> None:
+    assert box.shoal("cluster", "up", box.file).exit_code == 0
+    answers = json.loads((box.folder / "answers").read_text())
+    job = {
+        "id": "2026-11-26-train-a3f", "state": "running", "script": "train.py",
+        "arguments": [], "began": 0.0, "log": 0, "pid": 1,
+    }  # fmt: skip
+    answers["jobs"] = {"jobs": [job, {**job, "id": "old", "state": "ended 0"}]}
+    (box.folder / "answers").write_text(json.dumps(answers))
+    done = box.shoal("cluster", "down", "box")
+    assert done.exit_code == 2
+    assert "jobs run on the cluster box: 2026-11-26-train-a3f. Expected" in done.output
+    assert (box.machines, box.releases) == (["toy-0", "toy-1"], 0)
+    done = box.shoal("cluster", "down", "box", "--force")
+    assert done.exit_code == 0, done.output
+    assert box.nothing_is_left()
+
+
 def test_a_second_up_makes_missing_machines_and_releases_none(box: Box) -> None:
     assert box.shoal("cluster", "up", box.file).exit_code == 0
     id_of = box.state().id

@@ -21,11 +21,13 @@ from shoal.cli.tables import show_json, show_table
 from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.health import CHECKS, NodeHealth
 from shoal.clusters.hosts_file import HostsFile
+from shoal.clusters.jobs import Jobs
 from shoal.clusters.lifecycle import ManagedCluster, NodeStatus
 from shoal.clusters.pins import needs_of_shoal, pins_here
 from shoal.clusters.provider import Wishes
 from shoal.clusters.providers import provider_of, read_cluster_file
-from shoal.errors import ConfigError, ShoalError
+from shoal.clusters.remote_jobs import RUNNING
+from shoal.errors import ConfigError, PlanError, ShoalError
 from shoal.plan import environment
 from shoal.terminal import say
 
@@ -241,13 +243,20 @@ def down(
         bool,
         typer.Option("--remove-environment", help="Also remove what `up` installed."),
     ] = False,
+    forces: Annotated[
+        bool,
+        typer.Option("--force", help="Although jobs run on a provider's machines."),
+    ] = False,
 ) -> None:
     """Ends what `up` started on the hosts, and nothing else; may be repeated.
 
     What `up` installed stays for the next time. Ends with status 1 when a host
     cannot be reached: the cluster is then kept until every host has answered. Machines
-    of a provider are released; if that fails, `down` can be repeated.
+    of a provider are released; if that fails, `down` can be repeated. They are kept as
+    long as jobs run on them, without --force.
     """
+    if not forces:
+        _refuse_running_jobs(store().read(name))
     asked = None if hosts is None else read_cluster_file(hosts)
     ended = ManagedCluster(name, store()).down(
         asked, removes_environment=remove_environment, backend=_backend()
@@ -295,6 +304,23 @@ def _half_up(name: str) -> Generator[None]:
                 err=True,
             )
         raise
+
+
+def _refuse_running_jobs(state: ClusterState | None) -> None:
+    """Keeps machines on which jobs run; those of one's own can be used on."""
+    if state is None or not state.nodes or not provider_of(state).makes_machines:
+        return
+    try:
+        listed = Jobs(state).list()
+    except ShoalError:
+        return  # its head does not answer: nobody can use it
+    running = [job.id for job in listed if job.state == RUNNING]
+    if running:
+        raise PlanError(
+            f"jobs run on the cluster {state.name}: {', '.join(running)}. Expected "
+            "none, as its machines go. Wait, stop them by `shoal jobs stop`, or add "
+            "--force."
+        )
 
 
 def _write_resources(path: Path, found: list[NodeStatus]) -> None:
