@@ -41,10 +41,11 @@ def pages_of(root: Path) -> dict[str, str]:
     """Returns the name of each picture, and the page's address."""
     ids = sorted(path.name for path in root.iterdir() if (path / "events").is_dir())
     named = "&".join(f"runs={root.name}/{run}" for run in ids)
-    marked = next((run for run in ids if "worker_lost" in text_of(root / run)), ids[-1])
+    lost = (run for run in reversed(ids) if "worker_lost" in text_of(root / run))
+    marked = next(lost, ids[-1])
     own = f"/runs/{root.name}/{marked}"
     return {
-        "runs": "/", "run": f"{own}?smooth=0.8", "logs": f"{own}/logs",
+        "runs": "/", "run": f"{own}?smooth=0.8",
         "compare": f"/compare?{named}", "new": "/new",
     }  # fmt: skip
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from shoal.ui.charts import Mark, Series, draw, sampled, smoothed, ticks, within
-from shoal.ui.curves import forward
+from shoal.ui.curves import forward, merged_loss
+from shoal.ui.live import Exchanges
 
 NUMBERS = some.floats(-1e9, 1e9, allow_nan=False)
 
@@ -87,3 +88,25 @@ def test_what_a_rollback_undid_is_left_out(points: list[tuple[float, float]]):
     if points:
         assert found[-1] == points[-1]
         assert len(found) <= len(points)
+
+
+LOSSES = some.lists(some.floats(0.0, 100.0), min_size=1, max_size=60)
+
+
+@given(LOSSES, some.integers(1, 4), some.integers(0, 60))
+def test_a_merged_loss_lies_between_those_of_workers(
+    losses: list[float], workers: int, back_at: int
+):
+    found = Exchanges()
+    total = 0.0
+    for at, loss in enumerate(losses):
+        total = 0.0 if at == back_at else total  # a rollback
+        total += 64
+        found.samples.append(total)
+        found.rows.append(64)
+        found.loss.append(loss)
+        found.rank.append(at % workers)
+    points = merged_loss(found, "samples")
+    slack = 1e-9 * max(losses)
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    assert all(min(losses) - slack <= y <= max(losses) + slack for _, y in points)

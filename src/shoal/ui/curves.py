@@ -120,13 +120,13 @@ def merged_loss(exchanges: Exchanges, x: str) -> Points:
     A point is the mean of as many exchanges as there are workers, weighed by samples.
     """
     points: Points = []
-    total = weight = before = 0.0
+    total = weight = 0.0
     seen: set[int] = set()
     count = 0
     for at, (place, loss, rank) in enumerate(
         zip(places(exchanges, x), exchanges.loss, exchanges.rank, strict=True)
     ):
-        rows, before = exchanges.samples[at] - before, exchanges.samples[at]
+        rows = exchanges.rows[at]
         if math.isnan(loss):
             continue
         if rank not in seen:

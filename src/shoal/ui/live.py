@@ -56,12 +56,14 @@ class Moment:
 class Exchanges:
     """Numbers of the exchanges so far, in columns.
 
-    `t` are seconds of the run, `time` Unix seconds.
+    `t` are seconds of the run, `time` Unix seconds, `samples` those committed until
+    then, and `rows` its own.
     """
 
     t: array[float] = field(default_factory=lambda: array("d"))
     time: array[float] = field(default_factory=lambda: array("d"))
     samples: array[float] = field(default_factory=lambda: array("d"))
+    rows: array[float] = field(default_factory=lambda: array("d"))
     loss: array[float] = field(default_factory=lambda: array("d"))
     rank: array[int] = field(default_factory=lambda: array("i"))
     staleness: array[int] = field(default_factory=lambda: array("i"))
@@ -214,6 +216,7 @@ class RunView:
         rows = [int(n or 0) for n in column("samples")]
         found.samples.extend(accumulate(rows, initial=self._total))
         found.samples.pop(-1 - count)  # the total before them
+        found.rows.extend(rows)
         self._total += sum(rows)
         nan = float("nan")
         found.loss.extend([nan if loss is None else loss for loss in column("loss")])
