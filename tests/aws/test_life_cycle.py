@@ -196,6 +196,23 @@ def test_a_name_that_another_machine_has_is_refused(
     assert cloud.instances() == []
 
 
+def test_stacks_of_other_machines_are_listed(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cloud.shoal("cluster", "up", file, "--yes").exit_code == 0
+    words = ("cluster", "list", "--all-regions", "--json")
+    [found] = json.loads(cloud.shoal(*words).stdout)
+    assert (found["name"], found["region"]) == ("prod", "us-east-1")
+    assert (found["end"][:2], found["is_known"]) == ("20", True)
+    monkeypatch.setenv("SHOAL_CLUSTERS", str(file.parent / "other"))
+    [found] = json.loads(cloud.shoal(*words).stdout)
+    assert not found["is_known"]
+    assert "us-east-1" in cloud.shoal(*words[:-1]).output
+    done = cloud.shoal("cluster", "down", "prod", "--hosts", file)
+    assert done.exit_code == 0, done.output
+    assert "No cluster in any region" in cloud.shoal(*words[:-1]).output
+
+
 def test_logs_are_there_while_nodes_boot_and_after_down(
     cloud: Cloud, file: Path
 ) -> None:

@@ -111,9 +111,25 @@ def up(
 
 
 @app.command("list")
-def show_clusters(as_json: AsJson = False) -> None:
-    """Lists the clusters that this machine knows; connects to none of them."""
+def show_clusters(
+    as_json: AsJson = False,
+    asks_all: Annotated[
+        bool,
+        typer.Option("--all-regions", help="Ask AWS for those of its account instead."),
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option(help="Profile of AWS, with --all-regions.")
+    ] = None,
+) -> None:
+    """Lists the clusters that this machine knows; connects to none of them.
+
+    With --all-regions it lists the stacks of Shoal in an account of AWS, also those
+    of other machines. Ends with status 1 when a region does not answer.
+    """
     known = store()
+    if asks_all:
+        cluster_plan.show_stacks(profile, known, as_json=as_json)
+        return
     states: list[ClusterState] = []
     for name in known.names():
         try:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shoal.cli.group import FAILURE
 from shoal.cli.steps import Steps
 from shoal.cli.tables import show_json, show_table
 from shoal.clusters.aws.cost import cost_of, require_budget
@@ -20,10 +23,12 @@ from shoal.clusters.aws.policy import policy_of
 from shoal.clusters.aws.preview import closing_of, cost_details, cost_section
 from shoal.clusters.aws.prices import listed_prices
 from shoal.clusters.aws.region import completed
+from shoal.clusters.aws.searching import search
 from shoal.clusters.aws.template import template
+from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.provider import Preview
 from shoal.clusters.providers import parse_cluster_file, read_cluster_file
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ShoalError
 from shoal.terminal import say
 
 AwsPath = Annotated[
@@ -168,3 +173,28 @@ def confirm(preview: Preview, steps: Steps, *, agrees: bool) -> None:
             raise ConfigError(
                 "the price was not agreed to. Expected yes. Nothing was made."
             )
+
+
+def show_stacks(profile: str | None, known: ClusterStore, *, as_json: bool) -> None:
+    """Prints the stacks of Shoal in all regions of an account."""
+    found, failed = search(profile)
+    here: set[str] = set()
+    for name in known.names():
+        with suppress(ShoalError):  # a damaged file says nothing
+            here.add(known.get(name).id)
+    if as_json:
+        show_json([{**asdict(one), "is_known": one.id in here} for one in found])
+    elif found:
+        rows = [
+            (one.name, one.region, one.status, one.end or "-",
+             "yes" if one.id in here else "no")
+            for one in found
+        ]  # fmt: skip
+        columns = ("name", "region", "stack", "ends", "known here")
+        show_table(rows, columns=columns)
+    else:
+        say("No cluster in any region that answered.")
+    for region, why in failed.items():
+        say(f"not {region}: {why}", err=True)
+    if failed:
+        raise typer.Exit(FAILURE)

@@ -122,19 +122,24 @@ def ask(spec: AwsFile, calls: Calls, folder: str, *, opens: bool = False) -> Ans
 
 def _check_region(spec: AwsFile, calls: Calls, who: Identity) -> None:
     """Refuses a region that is not enabled: its own answer looks like a wrong key."""
-    first = FIRST_REGION.get(who.partition, "us-east-1")
-    found = calls.ask("ec2", "DescribeRegions", region=first)
-    names = sorted(
-        one["RegionName"]
-        for one in found["Regions"]
-        if one.get("OptInStatus") != "not-opted-in"
-    )
+    names = enabled_regions(calls, who)
     if spec.region not in names:
         raise PlanError(
             f"the region {spec.region} does not exist, or is not enabled in the "
             f"account {who.account}. Expected one of {', '.join(names)}. Change "
             "`region`, or enable it in the account's settings."
         )
+
+
+def enabled_regions(calls: Calls, who: Identity) -> list[str]:
+    """Returns the regions that an account can use, sorted."""
+    first = FIRST_REGION.get(who.partition, "us-east-1")
+    found = calls.ask("ec2", "DescribeRegions", region=first)
+    return sorted(
+        one["RegionName"]
+        for one in found["Regions"]
+        if one.get("OptInStatus") != "not-opted-in"
+    )
 
 
 def _zone(spec: AwsFile, calls: Calls) -> str:

@@ -262,8 +262,8 @@ def _actions(calls: list[Call], sid: str) -> list[str]:
 
 def _statement_of(action: str) -> str:
     service, _, operation = action.partition(":")
-    if service == "cloudformation":
-        return "Stack"
+    if service == "cloudformation":  # stacks of all names are described by `list`
+        return "Ask" if operation == "DescribeStacks" else "Stack"
     if service == "s3":
         return "Bucket"
     if service == "iam":
