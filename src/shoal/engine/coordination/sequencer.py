@@ -460,4 +460,4 @@ class Sequencer:
         if self.has_finished:
             return []
         told = self._grants.hand_out(self.version)
-        return [*self._grouped(told, self._roster.ready())]
+        return [*self._grouped(told, self._roster.ready())] if told else []

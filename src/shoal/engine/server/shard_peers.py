@@ -58,7 +58,7 @@ class SplitMessages:
         Returns:
             Whether it is complete; if not, it is kept.
         """
-        if self._is_complete(message.event):
+        if not self._arrived or self._is_complete(message.event):
             return True
         copied = message._replace(blob=bytes(message.blob))
         self._waiting[message.session.rank] = copied
