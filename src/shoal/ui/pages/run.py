@@ -31,6 +31,8 @@ MOST_STREAMS = 64
 BEAT_S = 15.0
 LOOK_S, REST_S = 0.2, 5.0
 """Seconds between two looks at a run: one that is running, one that is not."""
+END_S = 0.5
+"""Seconds after which the stream of a run at rest sees that the server ends."""
 MOST_SHARE = 20
 """Changes of a run are this many times as far apart as its page takes."""
 MOST_PLAN = 100_000
@@ -185,9 +187,10 @@ def _code_of(site: Site, folder: Folder) -> int | None:
 
 async def _pause(site: Site, wait_s: float) -> None:
     """Waits, in short steps, so that the server can end."""
+    step_s = LOOK_S if wait_s < REST_S else END_S
     while wait_s > 0 and not site.is_ending():
-        await anyio.sleep(min(wait_s, LOOK_S))
-        wait_s -= LOOK_S
+        await anyio.sleep(min(wait_s, step_s))
+        wait_s -= step_s
 
 
 # -------------------------------------------------------------------------- files
