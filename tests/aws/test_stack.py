@@ -62,6 +62,14 @@ def variant() -> str:
     for name in [n for n, one in resources.items() if one["Type"] in LACKING]:
         del resources[name]
     del resources["PrivateRoute"]
+    for one in resources.values():
+        if "DependsOn" in one:
+            named = one["DependsOn"]
+            listed = [named] if isinstance(named, str) else named
+            one["DependsOn"] = [name for name in listed if name in resources]
+    for name in ("Masters", "Workers"):
+        after = resources[name]["Properties"]["Tags"][-1]["Value"]["Fn::Join"][1]
+        del after[0]  # of the NAT gateway
     worker = resources["WorkerTemplate"]["Properties"]["LaunchTemplateData"]
     del worker["Placement"]
     return json.dumps(found)

@@ -190,6 +190,17 @@ def test_the_end_needs_nothing_of_ours(resources: Any) -> None:
         assert sizes == [0, 0, 0]
 
 
+def test_nothing_boots_before_its_network_is_whole_and_its_end_is_set(
+    resources: Any,
+) -> None:
+    for name in ("Masters", "Workers"):
+        assert resources[name]["#"]["DependsOn"] == "MembersTalk"
+        after = str(resources[name]["Tags"][-1]["Value"])
+        for part in ("Nat", "BucketEndpoint", "FilesTarget", "End"):
+            assert f"{{'!Ref': '{part}'}}" in after
+    assert resources["Nat"]["#"]["DependsOn"] == "PublicRoute"
+
+
 def test_placement_and_efa_are_where_the_type_has_them(resources: Any) -> None:
     data = resources["WorkerTemplate"]["LaunchTemplateData"]
     assert data["Placement"]["!If"][0] == "Places"

@@ -133,8 +133,7 @@ _MACHINES = (
 _FILES = (
     "elasticfilesystem:CreateFileSystem", "elasticfilesystem:CreateMountTarget",
     "elasticfilesystem:DeleteFileSystem", "elasticfilesystem:DeleteMountTarget",
-    "elasticfilesystem:Describe*", "elasticfilesystem:PutFileSystemPolicy",
-    "elasticfilesystem:TagResource",
+    "elasticfilesystem:Describe*", "elasticfilesystem:TagResource",
 )  # fmt: skip
 _ROLES = (
     "iam:AddRoleToInstanceProfile", "iam:AttachRolePolicy", "iam:CreateInstanceProfile",
