@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,7 @@ def test_the_own_address_is_asked_for() -> None:
 # ------------------------------------------------------------------- keys, errors
 
 
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 def test_an_own_key_is_made_once(tmp_path: Path) -> None:
     first = key_of("auto", str(tmp_path))
     again = key_of("auto", str(tmp_path))
