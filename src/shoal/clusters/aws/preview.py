@@ -79,9 +79,12 @@ def resources_of(text: str) -> list[tuple[str, str, str]]:
 def cost_section(cost: Cost) -> Section:
     """Returns the parts of a price as a table."""
     rows: list[tuple[str, int | str, str, str]] = [
-        (part.name, part.count, dollars(part.dollars), dollars(part.spot))
+        (
+            part.name, part.count, dollars(part.dollars),
+            "-" if part.spot is None else dollars(part.spot),
+        )
         for part in cost.parts
-    ]
+    ]  # fmt: skip
     rows.append(("all", "", dollars(cost.hour), ""))
     return Section(
         title=f"Price of an hour ({cost.origin})",
