@@ -19,7 +19,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test backends examples lint format generated generate notebooks docs serve coverage \
-	matrix ray spark aws ui bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
+	matrix ray spark spark-long aws ui bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
 	bench-ui screenshots interrupts keras-suite constraints clean
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
 	@echo "make spark     tests on Spark sessions, which need Java; 10 minutes"
+	@echo "make spark-long  Spark on hosts of its own, jobs over SSH, many losses; 5 minutes"
 	@echo "make aws       clusters on AWS, against stand-ins; 3 minutes, and once 3 to install them"
 	@echo "make ui        the web page in a real browser, which needs chromium; 2 minutes"
 	@echo "make bench-ui  the page's numbers;  make screenshots  its pictures for the docs"
@@ -146,7 +147,12 @@ ray: $(STAMP)
 
 # Every test of a Spark session: one session at a time, on two cores.
 spark: $(STAMP)
-	$(HASTY) $(BIN)/python -m pytest --timeout 300 -m spark tests/spark
+	$(HASTY) $(BIN)/python -m pytest --timeout 300 -m "spark and not spark_long" \
+		tests/spark
+
+# Spark on hosts in network namespaces, jobs over SSH, and workers lost again and again.
+spark-long: $(STAMP)
+	$(HASTY) $(BIN)/python -m pytest --timeout 400 -m spark_long tests/spark
 
 # AWS without AWS: moto, ministack, linters of templates and scripts. What needs other
 # versions than the tests have is in environments of its own.

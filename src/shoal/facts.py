@@ -261,6 +261,8 @@ class MachineFacts:
             fewer places then.
         overhead_each_mib: Memory of a worker's processes beside the engine's own, above
             which a container is killed; 0 if there is no such limit.
+        idle_gpus: GPUs of a cluster's machine that it gives to no worker, although the
+            backend can compute on them.
 
     Example:
         >>> MachineFacts(cores=2).gpus
@@ -277,6 +279,7 @@ class MachineFacts:
     threads_each: int = 0
     is_divisible: bool = False
     overhead_each_mib: int = 0
+    idle_gpus: int = 0
 
     def threads_of(self, workers: int) -> int:
         """Returns the cores for each worker, on machines that share them evenly.

@@ -13,7 +13,13 @@ import shoal
 from shoal.clusters import ResourceRequest, Spark
 from shoal.clusters import spark as module
 from shoal.clusters.finding import find_cluster
-from shoal.clusters.spark import address, machine_of, refuse, workers_now
+from shoal.clusters.spark import (
+    address,
+    machine_of,
+    refuse,
+    refuse_gpus,
+    workers_now,
+)
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.facts import MachineFacts, NodeFacts
 from shoal.jvm_errors import cause
@@ -28,6 +34,7 @@ from shoal.launchers.spark_session import (
     Executor,
     SessionFacts,
     active_context,
+    overhead_of,
 )
 
 
@@ -114,6 +121,56 @@ def test_a_limit_of_python_memory_is_refused() -> None:
         refuse(facts(python_mib=(16 << 10) - 1))
     refuse(facts(python_mib=16 << 10))
     refuse(facts(python_mib=0))
+
+
+class Conf:
+    """Settings of a JVM, sizes in MiB."""
+
+    def __init__(self, **settings: str) -> None:
+        self._settings = {
+            f"spark.{k.replace('_', '.')}": v for k, v in settings.items()
+        }
+
+    def getSizeAsMb(self, name: str, default: str) -> int:
+        return int(self._settings.get(name, default).removesuffix("m"))
+
+    def getDouble(self, name: str, default: float) -> float:
+        return float(self._settings.get(name, default))
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "expected"),
+    [
+        ("local[2]", {"executor_memoryOverhead": "512m"}, 0),
+        ("spark://a:7077", {}, 0),
+        ("yarn", {}, 384),
+        ("yarn", {"executor_memory": "8192m"}, 819),
+        ("yarn", {"executor_memory": "8192m", "executor_memoryOverhead": "700m"}, 700),
+        ("yarn", {"executor_memory": "8192m", "executor_memoryOverheadFactor": "0.4"},
+         3276),
+        ("yarn", {"executor_memoryOverheadFactor": "0"}, 384),
+        ("yarn", {"executor_minMemoryOverhead": "1024m"}, 1024),
+        ("yarn", {"executor_memory": "8192m", "kubernetes_memoryOverheadFactor": "0.4"},
+         819),
+        ("k8s://https://a", {"executor_memory": "8192m",
+         "kubernetes_memoryOverheadFactor": "0.4"}, 3276),
+        ("k8s://https://a", {"executor_memory": "8192m",
+         "executor_memoryOverheadFactor": "0.2",
+         "kubernetes_memoryOverheadFactor": "0.4"}, 1638),
+    ],
+)  # fmt: skip
+def test_the_memory_beside_the_jvm_is_that_of_spark(
+    master: str, settings: dict[str, str], expected: int
+) -> None:
+    assert overhead_of(master, Conf(**settings)) == expected
+
+
+@pytest.mark.parametrize("master", ["local", "local[4]"])
+def test_gpus_are_refused_where_spark_hands_out_none(master: str) -> None:
+    with pytest.raises(PlanError, match=r"to have 1 GPUs.*cluster='local'"):
+        refuse_gpus(master, 1.0)
+    refuse_gpus(master, 0.0)
+    refuse_gpus("spark://a:7077", 1.0)
 
 
 # ------------------------------------------------------------------- addresses

@@ -18,7 +18,7 @@ def test_folders_of_killed_drivers_are_removed_after_a_week(tmp_path: Path) -> N
     old = {"seen": time.time() - LEFT_S - 60}
     for name in ("shoal-frame-old", "others"):
         (tmp_path / name / OWNER).write_text(json.dumps(old))
-    folder = StoreFolder(str(tmp_path))
+    folder = StoreFolder.new(str(tmp_path))
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([*names[1:], Path(folder.url).name])
     folder.remove()
@@ -26,7 +26,7 @@ def test_folders_of_killed_drivers_are_removed_after_a_week(tmp_path: Path) -> N
 
 
 def test_a_live_folder_stays(tmp_path: Path) -> None:
-    folder = StoreFolder(str(tmp_path / "made"))
+    folder = StoreFolder.new(str(tmp_path / "made"))
     assert sweep(str(tmp_path / "made")) == []
     assert sweep(str(tmp_path / "made"), now=time.time() + LEFT_S + 60) != []
     folder.leave()

@@ -1,4 +1,4 @@
-"""Spark sessions of the tests' own: one for all tests of a module."""
+"""Spark sessions of the tests' own: one on this machine for all modules."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.spark.standalone import Standalone, own_address
 
-@pytest.fixture(scope="module")
+_OPEN: list[Any] = []
+"""The session on this machine, for all modules that do without another one."""
+
+
+@pytest.fixture(scope="session")
 def python_of_tests() -> Iterator[None]:
     """Tasks run by the interpreter of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         yield
+        close_shared()
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +31,52 @@ def spark(
     _own_temporary_folder: None,
     python_of_tests: None,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Any]:
-    """A session on two cores of this machine, whose Python daemon has started."""
+) -> Any:
+    """A session on two cores of this machine, whose Python daemon has started.
+
+    Modules share it: it is opened again after one that stopped it.
+    """
     needs_java()
-    session = open_session("local[2]", str(tmp_path_factory.mktemp("spark")))
-    yield session
-    session.stop()
+    if not _OPEN or _OPEN[0].sparkContext._jsc is None:
+        close_shared()
+        _OPEN.append(open_session("local[2]", str(tmp_path_factory.mktemp("spark"))))
+    return _OPEN[0]
+
+
+def close_shared() -> None:
+    """Stops the session on this machine, before another one is opened."""
+    while _OPEN:
+        _OPEN.pop().stop()
+
+
+@pytest.fixture(scope="session")
+def standalone(
+    _own_temporary_folder: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Standalone]:
+    """A master and two worker daemons, for all modules."""
+    needs_java()
+    found = Standalone(tmp_path_factory.mktemp("standalone"))
+    try:
+        for _ in range(2):
+            found.add_worker()
+        yield found
+    finally:
+        found.close()
+
+
+def open_standalone(url: str, folder: str, **settings: str) -> Any:
+    """Starts a session of two executors, one on each daemon, of one core each.
+
+    Its driver listens where TLS is used, if there is such an address.
+    """
+    close_shared()
+    host = own_address()
+    words = {
+        "spark.driver.host": host, "spark.driver.bindAddress": host,
+        "spark.executor.memory": "500m", "spark.executor.cores": "1",
+        "spark.cores.max": "2", **settings,
+    }  # fmt: skip
+    return open_session(url, folder, **words)
 
 
 def open_session(master: str, folder: str, **settings: str) -> Any:

@@ -1,7 +1,11 @@
-"""A callback that kills something in mid-run."""
+"""Callbacks that kill or end something in mid-run."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,25 +15,80 @@ import keras
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 
+LOOK_S = 0.2  # reading the events of a run takes longer than its epochs
 
-class Killer(keras.callbacks.Callback):
-    """Kills a process once, and trains until its worker is replaced.
+
+class Press(keras.callbacks.Callback):
+    """Presses Ctrl-C in the second epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Presses."""
+        if epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class StopLater(keras.callbacks.Callback):
+    """Trains three more epochs."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins to count."""
+        self.left = 3
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Counts."""
+        self.left -= 1
+        self.model.stop_training = self.left == 0
+
+
+class Watch(keras.callbacks.Callback):
+    """Looks at the events of a run now and then; the run ends when `is_over` says so.
+
+    Args:
+        root: Folder of the runs, of which there is one.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root, self.looked = root, 0.0
+
+    def kinds(self) -> Counter[str]:
+        """Returns the number of events of each kind."""
+        [run] = self.root.iterdir()
+        return Counter(event["kind"] for event in read_events(Folder.at(str(run))))
+
+    def is_over(self, kinds: Counter[str]) -> bool:
+        """Whether the run has shown enough.
+
+        Args:
+            kinds: Number of events of each kind.
+        """
+        raise NotImplementedError
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Looks, unless it has just done so."""
+        if time.monotonic() - self.looked > LOOK_S:
+            self.model.stop_training = self.is_over(self.kinds())
+            self.looked = time.monotonic()
+
+
+class Killer(Watch):
+    """Kills something, and trains until the worker is replaced.
 
     Args:
         root: Folder of the runs, of which there is one.
         kill: Kills it.
+        times: Number of kills, each after the worker before was replaced.
     """
 
-    def __init__(self, root: Path, kill: Callable[[], object]) -> None:
-        super().__init__()
-        self.root, self.kill, self.seen = root, kill, 0
+    def __init__(self, root: Path, kill: Callable[[], object], times: int = 1) -> None:
+        super().__init__(root)
+        self.kill, self.times = kill, times
+        self.killed = 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen += 1
-        if self.seen == 5:
+    def is_over(self, kinds: Counter[str]) -> bool:
+        """Kills when all that were lost are replaced."""
+        replaced = kinds["worker_replaced"]
+        if replaced < self.times and self.killed <= replaced:
+            self.killed += 1
             self.kill()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        [run] = self.root.iterdir()
-        kinds = [event["kind"] for event in read_events(Folder.at(str(run)))]
-        self.model.stop_training = "worker_replaced" in kinds
+        return replaced >= self.times

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,32 +29,76 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
+def host_of(number: int) -> str:
+    """Returns an address for a daemon: Spark takes those of one address for one host.
+
+    Args:
+        number: Number of the daemon.
+    """
+    is_linux = sys.platform == "linux"  # where all of 127.0.0.0/8 is this machine
+    return f"127.0.0.{2 + number}" if is_linux else own_address()
+
+
 class Standalone:
-    """A master, and worker daemons of one core each.
+    """A master, and worker daemons of two cores and one GPU that is none.
 
     Args:
         folder: Folder of their logs and work.
+        host: Address of the master; default None: one of this machine.
+        lost_s: Seconds after which the master gives up a silent daemon.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.host = folder, own_address()
+    def __init__(self, folder: Path, host: str | None = None, lost_s: int = 60) -> None:
+        self.folder, self.host = folder, host or own_address()
         self.workers: list[psutil.Process] = []
         options = ["--port", "0", "--webui-port", "0"]
-        self._master, log = self._start("master.Master", "master", options)
+        words = {"SPARK_MASTER_OPTS": f"-Dspark.worker.timeout={lost_s}"}
+        self._master, log = self._start(
+            "master.Master", "master", self.host, options, variables=words
+        )
         self.url = _wait_for(log, r"Starting Spark master at (spark://\S+)")
         _wait_for(log, r"I have been elected leader|New state: (ALIVE)")
 
-    def add_worker(self) -> None:
-        """Starts a worker daemon, and waits until the master knows it."""
-        name = f"worker-{len(self.workers)}"
-        sizes = ["--cores", "1", "--memory", "1G", "--webui-port", "0"]
+    def add_worker(
+        self,
+        host: str | None = None,
+        prefix: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts a worker daemon, and waits until the master knows it.
+
+        Args:
+            host: Its address; default None: one of this machine's own.
+            prefix: Words that run a command on its host.
+            variables: Name -> value, for its environment and that of its executors.
+        """
+        number = len(self.workers)
+        name = f"worker-{number}"
+        sizes = ["--cores", "2", "--memory", "2G", "--webui-port", "0"]
         work = ["--work-dir", str(self.folder / name), self.url]
-        process, log = self._start("worker.Worker", name, [*sizes, *work])
+        gpu = self.folder / f"gpu-{number}"
+        given = json.dumps({"name": "gpu", "addresses": [str(number + 4)]})
+        gpu.write_text(f"#!/bin/sh\necho '{given}'\n")
+        gpu.chmod(0o755)
+        resource = "-Dspark.worker.resource.gpu"
+        process, log = self._start(
+            "worker.Worker", name, host or host_of(number), [*sizes, *work], prefix,
+            {
+                "SPARK_WORKER_OPTS": f"{resource}.amount=1 "
+                f"{resource}.discoveryScript={gpu}", **(variables or {}),
+            },
+        )  # fmt: skip
         self.workers.append(process)
         _wait_for(log, r"(Successfully registered) with master")
 
     def _start(
-        self, kind: str, name: str, options: list[str]
+        self,
+        kind: str,
+        name: str,
+        host: str,
+        options: list[str],
+        prefix: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> tuple[psutil.Process, Path]:
         import pyspark
 
@@ -67,24 +113,30 @@ class Standalone:
             "appender.console.layout.pattern = %m%n\n"
         )
         log = self.folder / f"{name}.log"
-        words = [str(program), f"{DEPLOY}.{kind}", "--host", self.host, *options]
+        words = [*prefix, str(program), f"{DEPLOY}.{kind}", "--host", host, *options]
         done = subprocess.run(
             # No child of the tests: executors come and go below it.
             ["bash", "-c", 'nohup "$@" > "$0" 2>&1 < /dev/null & echo $!', log, *words],
             env={
                 **os.environ, "SPARK_DAEMON_MEMORY": "256m",
-                "SPARK_CONF_DIR": str(settings), "SPARK_LOCAL_IP": self.host,
+                "SPARK_CONF_DIR": str(settings), "SPARK_LOCAL_IP": host,
+                **(variables or {}),
             },
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
         return psutil.Process(int(done.stdout)), log
 
-    def executors(self) -> list[psutil.Process]:
-        """Returns the JVMs of executors."""
+    def executors(self, application: str = "") -> list[psutil.Process]:
+        """Returns the JVMs of executors.
+
+        Args:
+            application: Id of their application; default "" means any.
+        """
         found: list[psutil.Process] = []
         for one in self.children():
             with suppress(psutil.NoSuchProcess):
-                found += [one] * (EXECUTOR in " ".join(one.cmdline()))
+                words = " ".join(one.cmdline())
+                found += [one] * (EXECUTOR in words and application in words)
         return found
 
     def children(self) -> Iterator[psutil.Process]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -20,11 +21,18 @@ import shoal
 from shoal.clusters import Spark
 from shoal.data.located import FileArguments
 from shoal.data.reading import Reading
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, ShoalError
 from tests.habits.cases import data, make_model
+from tests.s3 import Bucket
+from tests.spark.killing import Press, StopLater
 from tests.spark.processes import jobs_end
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
+
+KEYS_OF_S3 = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +123,31 @@ def test_a_store_is_used_and_emptied(frame: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_bucket_is_a_store(
+    spark: Any, frame: Any, s3: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors find credentials as boto does, here in variables of the session."""
+    for name in KEYS_OF_S3:
+        monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
+    history = shoal.fit(
+        make_model(), frame, features="features", label="label", batch_size=16,
+        workers=1, run=False, verbose=0, cluster=Spark(store=f"{s3.url}/rows"),
+    )  # fmt: skip
+    assert history.run.summary().samples_committed == 640
+    assert "Contents" not in s3.client.list_objects_v2(Bucket=s3.name)
+
+
+def test_rows_are_written_where_they_are(spark: Any) -> None:
+    """One stage, a task for each partition: nothing is shuffled, kept or cached."""
+    frame = spark.range(0, 100, 1, 7).selectExpr("float(id) as x", "id as y")
+    x, _ = taken(source_of(frame, ["x"], "y"))
+    assert len(x) == 100
+    jobs = spark.sparkContext.statusTracker()
+    [stage] = jobs.getJobInfo(max(jobs.getJobIdsForGroup(None))).stageIds
+    assert jobs.getStageInfo(stage).numTasks == 7
+    assert not frame.is_cached
+
+
 def test_rows_pass_through_the_driver_where_no_store_is_shared(
     frame: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +166,22 @@ def test_rows_pass_through_the_driver_where_no_store_is_shared(
     assert history.run.summary().samples_committed == 1280
     assert served[-1] >= 2  # one waits for callers, another serves a worker
     assert "DataFrame: 640 rows in " in capsys.readouterr().out
+
+
+def test_a_run_on_rows_of_the_driver_goes_on_in_its_process(
+    frame: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        shoal.fit(
+            make_model(), frame, features="features", label="label", batch_size=16,
+            epochs=99999, strategy="aeasgd", workers=2, run=str(tmp_path), verbose=0,
+            cluster=Spark(store="driver"), callbacks=[Press()],
+        )  # fmt: skip
+    [run] = tmp_path.iterdir()
+    history = shoal.resume(run, callbacks=[StopLater()], verbose=0)
+    epochs = len(history.history["loss"])
+    assert epochs >= 4
+    assert history.run.summary().samples_committed == epochs * 640
 
 
 def test_a_frame_that_changes_is_trained_as_it_was_written(spark: Any) -> None:
@@ -233,6 +282,16 @@ def test_ctrl_c_while_rows_are_written_ends_the_job(
     presser.join()
     assert jobs_end(spark)
     assert spark.range(100).count() == 100
+
+
+@pytest.mark.parametrize(("rows", "cluster"), [(3, "spark"), (1, "inline")])
+def test_few_rows_are_trained_on(frame: Any, rows: int, cluster: str) -> None:
+    history = shoal.fit(
+        make_model(), frame.filter(f"id < {rows}"), features="features", label="label",
+        batch_size=16, epochs=2, strategy="aeasgd", workers=2, cluster=cluster,
+        run=False, verbose=0,
+    )  # fmt: skip
+    assert history.run.summary().samples_committed == 2 * rows
 
 
 # --------------------------------------------------------------------- columns
@@ -346,6 +405,32 @@ def test_a_stream_is_refused(spark: Any) -> None:
     stream = spark.readStream.format("rate").load()
     with pytest.raises(ConfigError, match="x is a stream"):
         shoal.plan(make_model(), stream, features="value", label=())
+
+
+def test_columns_of_another_size_than_the_model_has_are_refused(frame: Any) -> None:
+    with pytest.raises(ShoalError, match=r"\(1,\)|shape"):
+        shoal.plan(make_model(), frame, features=["id"], label="label")
+
+
+def test_a_store_that_only_executors_see_is_told(frame: Any) -> None:
+    with pytest.raises(DataError, match=r"which an executor on \S+ has written, is"):
+        source_of(frame, "features", "label", store="memory://shoal-rows")
+
+
+def test_a_store_that_is_full_is_told_and_emptied(spark: Any, tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs to mount a file system, which root may")
+    rows = spark.range(100_000).selectExpr("float(id) as x", "id as y")
+    try:
+        with pytest.raises(DataError, match="No space left on device") as told:
+            source_of(rows, ["x"], "y", store=str(tmp_path))
+        assert ".scala" not in str(told.value)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_a_read_only_store_is_an_error(frame: Any, tmp_path: Path) -> None:

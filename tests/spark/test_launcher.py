@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ import pytest
 import shoal
 from shoal.clusters import Spark
 from shoal.errors import ClusterError, PlanError, ShoalError
+from shoal.launchers.agent_loop import Ticket
+from shoal.launchers.spark_session import active_context
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from tests.habits.cases import data, make_model
-from tests.spark.killing import Killer
+from tests.spark.killing import Killer, Press
 from tests.spark.processes import jobs_end, training_processes
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
@@ -69,7 +73,16 @@ def kill_a_task() -> None:
     task.kill()
 
 
-@pytest.mark.parametrize("kill", [kill_a_training_process, kill_a_task])
+def kill_an_attempt() -> None:
+    """Kills a task as Spark's web page does."""
+    context: Any = active_context()
+    java = context._jsc.sc()
+    assert any(java.killTaskAttempt(n, True, "by a test") for n in range(1000))
+
+
+@pytest.mark.parametrize(
+    "kill", [kill_a_training_process, kill_a_task, kill_an_attempt]
+)
 def test_a_lost_worker_is_replaced_and_every_sample_counts_once(
     spark: Any, tmp_path: Path, kill: Callable[[], object]
 ) -> None:
@@ -86,14 +99,6 @@ def test_a_lost_worker_is_replaced_and_every_sample_counts_once(
     assert kinds.count("worker_replaced") >= 1
     assert training_processes() == []
     assert is_usable(spark)
-
-
-class Press(keras.callbacks.Callback):
-    """Presses Ctrl-C in the second epoch."""
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 1:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_ctrl_c_keeps_the_center_and_the_session(spark: Any) -> None:
@@ -114,6 +119,19 @@ def test_ctrl_c_keeps_the_center_and_the_session(spark: Any) -> None:
     assert training_processes() == []
     assert is_usable(spark)
     assert pyspark.SparkContext._active_spark_context is spark.sparkContext
+
+
+def test_the_session_is_left_as_it_was(spark: Any, tmp_path: Path) -> None:
+    def settings() -> Any:
+        own = spark.sparkContext.getConf().getAll()
+        rows = spark.sql("SET").collect()
+        return sorted(own), sorted((row.key, row.value) for row in rows)
+
+    before = settings()
+    with held_slot(spark, tmp_path):
+        shoal.fit(make_model(), *data(96), workers=1, run=False, **USUAL)
+        assert settings() == before
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
 
 def test_two_runs_at_once_do_not_wait_for_each_other(spark: Any) -> None:
@@ -218,8 +236,11 @@ def held_slot(spark: Any, folder: Path) -> Iterator[Callable[[], object]]:
             time.sleep(0.05)
         return [1]
 
+    outcomes: list[Any] = []
     other = InheritableThread(
-        lambda: context.parallelize([0], 1).mapPartitions(hold).collect()
+        lambda: outcomes.extend(
+            context.parallelize([0], 1).mapPartitions(hold).collect()
+        )
     )
     other.start()
     pause = threading.Event()
@@ -230,6 +251,7 @@ def held_slot(spark: Any, folder: Path) -> Iterator[Callable[[], object]]:
     finally:
         stop.touch()
         other.join()
+    assert outcomes == [1]  # no job of the user's was ended
 
 
 def test_slots_that_others_hold_are_waited_for_and_named(
@@ -291,6 +313,34 @@ def test_error_of_a_node_without_shoal_is_one_sentence(
 
     said = spark.sparkContext.parallelize([0], 1).mapPartitions(elsewhere("")).collect()
     assert "cannot import Shoal (none here)" in said[0]
+
+
+def test_another_python_on_executors_is_told_in_a_sentence(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.8")
+    with pytest.raises(ShoalError, match="PYTHON_VERSION_MISMATCH") as told:
+        shoal.fit(make_model(), *data(96), workers=1, run=False, **USUAL)
+    assert "PYSPARK_PYTHON" in str(told.value)
+    assert ".scala:" not in str(told.value)
+
+
+def test_a_driver_that_executors_do_not_reach_is_told_by_them(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.launchers import spark as carrier
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    there = carrier.agent_task
+
+    def task(text: str) -> Any:
+        return there(replace(Ticket.from_text(text), port=port).to_text())
+
+    monkeypatch.setattr(carrier, "agent_task", task)
+    with pytest.raises(ShoalError, match=f"does not reach .*:{port}") as told:
+        shoal.fit(make_model(), *data(96), workers=1, run=False, **USUAL)
+    assert ".scala:" not in str(told.value)
 
 
 def test_error_of_a_failing_task_has_no_java_frames(

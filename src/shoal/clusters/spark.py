@@ -22,6 +22,7 @@ from typing import Any, ClassVar, final
 
 from shoal.clusters.base import Allocation, Cluster, ResourceRequest
 from shoal.clusters.carried import carried
+from shoal.clusters.gpus import reaches_gpus, usable_gpus
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.facts import MachineFacts, NodeFacts
 from shoal.interruption import pause
@@ -116,12 +117,14 @@ class Spark(Cluster):
 
     def look(self, backend: str) -> MachineFacts:
         """Returns the executors and slots of the active session; starts nothing."""
-        del backend
         session = _sessions()
         context = session.active_context()
-        facts = session.read_session(context, self._resources(context))
+        resources = self._resources(context)
+        refuse_gpus(context.master or "", resources.gpus)
+        facts = session.read_session(context, resources)
         refuse(facts)
-        return machine_of(facts)
+        has_idle = facts.is_one_machine and not resources.gpus and reaches_gpus(backend)
+        return machine_of(facts, idle_gpus=len(usable_gpus()) if has_idle else 0)
 
     def _resources(self, context: Any, threads: int = 0) -> Any:
         """Returns what each task of a worker takes.
@@ -263,11 +266,12 @@ def _check(name: str, value: Any, least: float, what: str) -> None:
         )
 
 
-def machine_of(facts: Any) -> MachineFacts:
+def machine_of(facts: Any, idle_gpus: int = 0) -> MachineFacts:
     """Returns what a plan needs to know of a session.
 
     Args:
         facts: `SessionFacts`.
+        idle_gpus: GPUs of its machine that it gives to no worker.
     """
     cpus, gpus = facts.resources.cpus, facts.resources.gpus
     nodes = tuple(
@@ -283,7 +287,23 @@ def machine_of(facts: Any) -> MachineFacts:
         gpus_each=gpus,
         is_divisible=not facts.is_one_machine,
         overhead_each_mib=facts.overhead_mib // max(1, most // cpus),
+        idle_gpus=idle_gpus,
     )
+
+
+def refuse_gpus(master: str, gpus: float) -> None:
+    """Refuses GPUs where Spark hands out none: workers would compute on the CPU.
+
+    Raises:
+        PlanError: The master runs its tasks in this process's own JVM.
+    """
+    if gpus and (master == "local" or master.startswith("local[")):
+        raise PlanError(
+            f"each worker was to have {gpus:g} GPUs, and master {master!r} hands out "
+            "none. Expected a master with executors: standalone, YARN or Kubernetes. "
+            "Pass cluster='local', which gives each worker a GPU of this machine, or "
+            "leave gpus and spark.task.resource.gpu.amount out."
+        )
 
 
 def refuse(facts: Any) -> None:

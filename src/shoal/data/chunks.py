@@ -121,6 +121,12 @@ class ChunkedSource(Source):
             DataError: It cannot be read; names the file and the remedy.
         """
 
+    def leave(self) -> None:
+        """Leaves what was written for a run that was broken off, for `reopen`."""
+
+    def reopen(self) -> None:
+        """Takes over what a broken-off run has left; `shoal.resume` calls it once."""
+
     def state_of(self, epoch: int) -> Mapping[str, str]:
         """Returns digests of the values that user code made of this copy for an epoch.
 

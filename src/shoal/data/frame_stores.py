@@ -24,27 +24,45 @@ LEFT_S = 7 * 24 * 3600.0
 
 @final
 class StoreFolder:
-    """A new folder in a store; its driver keeps it fresh until `leave` or `remove`.
+    """A folder in a store; its driver keeps it fresh until `leave` or `remove`.
 
     Args:
-        store: URL of the store, or a path.
-
-    Attributes:
         url: URL of the folder.
     """
 
-    def __init__(self, store: str) -> None:
-        root = store.rstrip("/")
-        self.url = f"{root}/{PREFIX}{secrets.token_hex(8)}"
-        with suppress(Exception):  # it can wait
-            sweep(root)
+    def __init__(self, url: str) -> None:
+        self.url = url
         with suppress(Exception):  # executors say what is wrong with the store
-            touch(self.url)
+            touch(url)
         self._is_left = threading.Event()
         self._thread = threading.Thread(
             target=self._keep_fresh, name="shoal-frame-owner", daemon=True
         )
         self._thread.start()
+
+    @classmethod
+    def new(cls, store: str) -> StoreFolder:
+        """Makes a folder, and removes old ones.
+
+        Args:
+            store: URL of the store, or a path.
+        """
+        root = store.rstrip("/")
+        with suppress(Exception):  # it can wait
+            sweep(root)
+        return cls(f"{root}/{PREFIX}{secrets.token_hex(8)}")
+
+    @classmethod
+    def take_over(cls, url: str) -> StoreFolder | None:
+        """Keeps a folder fresh that a broken-off run has left; None if it is gone.
+
+        Args:
+            url: URL of the folder.
+        """
+        with suppress(Exception):  # reading a file raises it again
+            system, path = Store().filesystem(url), Store().path(url)
+            return cls(url) if system.exists(path) else None
+        return None
 
     def _keep_fresh(self) -> None:
         while not self._is_left.wait(REFRESH_S):

@@ -1,16 +1,13 @@
-"""A Spark DataFrame as a source: the files that executors wrote, and their end.
+"""A Spark DataFrame as a source: the files that executors wrote.
 
 Workers need no PySpark to read them. The files go when their run has ended well, or, if
-they are kept for several runs, with the last that may use them. Where others can see
-them, those of a run that was broken off stay for `shoal.resume`.
+they are kept for several runs, with the last that may use them.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -20,39 +17,13 @@ import numpy.typing as npt
 from shoal.data.chunks import ArrayChunk, ChunkedSource
 from shoal.data.files.format import Part
 from shoal.data.files.source import FilePortion, FileSource
+from shoal.data.frame_folders import FrameFolder
 from shoal.data.sources import Batch
 
 GROUP_BYTES = 16 << 20
 GROUPS_EACH = 8
 """Least number of chunks of a worker's share, so that workers end together."""
 LEAST_ROWS = 1024
-
-
-@final
-class FrameFolder:
-    """The folder of a frame's files, until `close` or the end of the process.
-
-    Args:
-        remove: Removes it; called once, in this process.
-        leave: Leaves the files of a run that was broken off there; None if they go.
-    """
-
-    def __init__(
-        self, remove: Callable[[], object], leave: Callable[[], object] | None = None
-    ) -> None:
-        self._leave = leave
-        self._remove: weakref.finalize[Any, Any] = weakref.finalize(
-            self, _in_process, os.getpid(), remove
-        )
-
-    def close(self) -> None:
-        """Removes the files, in the process that had them written."""
-        self._remove()
-
-    def leave(self) -> None:
-        """Leaves the files of a run that was broken off, if they may stay."""
-        if self._leave is not None and self._remove.detach() is not None:
-            self._leave()
 
 
 @final
@@ -82,9 +53,24 @@ class FrameSource(ChunkedSource):
         self.notes, self.travels_alone = notes, travels_alone
         self._files, self._is_kept = files, is_kept
         self._folder: FrameFolder | None = folder
+        self._reopen = folder.reopen
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_folder": None}
+
+    @property
+    def inner(self) -> FileSource:
+        """The files."""
+        return self._files
+
+    def reopen(self) -> None:
+        """Takes over the files that a broken-off run has left.
+
+        Raises:
+            CheckpointError: They went with another process.
+        """
+        if self._folder is None:
+            self._folder = self._reopen(self._is_kept)
 
     @property
     def chunk_rows(self) -> Sequence[int]:
@@ -104,15 +90,15 @@ class FrameSource(ChunkedSource):
         """Reads a chunk; the same in every epoch."""
         return self._files.read(chunk, epoch)
 
+    def leave(self) -> None:
+        """Leaves the files of a run that was broken off."""
+        if self._folder is not None:
+            self._folder.leave()
+
     @contextmanager
     def serving(self) -> Generator[None]:
-        """Removes the files at the end; those of an interrupted run may stay."""
-        try:
-            yield
-        except BaseException:
-            if self._folder is not None:
-                self._folder.leave()
-            raise
+        """Removes the files when all went well; else they go with this object."""
+        yield
         self.close()
 
     @contextmanager
@@ -125,11 +111,6 @@ class FrameSource(ChunkedSource):
         """Removes the files, in the process that had them written, unless kept."""
         if self._folder is not None and not self._is_kept:
             self._folder.close()
-
-
-def _in_process(owner: int, remove: Callable[[], object]) -> None:
-    if os.getpid() == owner:  # and not in a fork
-        remove()
 
 
 def portions_of(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary, ref
 
-from shoal.data.frames import FrameFolder
+from shoal.data.frame_folders import FrameFolder
 
 if TYPE_CHECKING:  # it imports pyarrow
     from shoal.data.frame_writing import Written

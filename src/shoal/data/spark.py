@@ -7,7 +7,7 @@ go, and what is believed: only files that tasks which ended well have named.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,10 +25,11 @@ from shoal.data.files.reader import ColumnReader, sample_of
 from shoal.data.files.selection import Selection, select
 from shoal.data.files.source import FilePortion, FileSource, head_of, row_bytes
 from shoal.data.files.store import FileEntry, Store
+from shoal.data.frame_folders import FrameFolder, in_scratch, in_store, of_driver
 from shoal.data.frame_server import FrameServer
 from shoal.data.frame_stores import StoreFolder
 from shoal.data.frame_writing import Written
-from shoal.data.frames import FrameFolder, FrameSource, portions_of
+from shoal.data.frames import FrameSource, portions_of
 from shoal.data.kept_frames import FrameCopy, copy_of, shares_of
 from shoal.data.located import FileArguments
 from shoal.data.reading import Reading
@@ -138,36 +139,34 @@ def _write(frame: DataFrame, chosen: Selection, reading: Reading) -> FrameCopy:
     if store == DRIVER:
         copy = _fetch(task, frame, reading)
     elif store:
-        place = StoreFolder(store)
-        copy = _by_executors(task, place.url, place.remove, place.leave)
+        place = StoreFolder.new(store)
+        copy = _by_executors(task, place.url, in_store(place), is_far=True)
     else:
         scratch = Scratch(planned_scratch("frame"))
-        copy = _by_executors(task, str(scratch.path / "rows"), scratch.close, None)
+        rows = str(scratch.path / "rows")
+        copy = _by_executors(task, rows, in_scratch(scratch), is_far=False)
     return replace(copy, notes=(*notes, *_strange(copy.told)))
 
 
 def _by_executors(
-    task: WritingTask,
-    folder: str,
-    remove: Callable[[], object],
-    leave: Callable[[], object] | None,
+    task: WritingTask, url: str, folder: FrameFolder, *, is_far: bool
 ) -> FrameCopy:
     """Has executors write into a folder.
 
     Args:
         task: The columns.
-        folder: URL of the folder.
-        remove: Removes it.
-        leave: Leaves it for another process; None if no other one sees it.
+        url: URL that they write to.
+        folder: Its folder.
+        is_far: Whether other machines see it.
     """
     try:
-        told = _checked_rows(task.write(folder))
+        told = _checked_rows(task.write(url))
         for one in told:
             _check_seen(one)
     except BaseException:
-        remove()
+        folder.close()
         raise
-    return FrameCopy(told, FrameFolder(remove, leave), is_far=leave is not None)
+    return FrameCopy(told, folder, is_far=is_far)
 
 
 def _fetch(task: WritingTask, frame: DataFrame, reading: Reading) -> FrameCopy:
@@ -190,7 +189,8 @@ def _fetch(task: WritingTask, frame: DataFrame, reading: Reading) -> FrameCopy:
         scratch.close()
 
     told = tuple(replace(one, url=f"{server.root}/{one.url}") for one in told)
-    return FrameCopy(told, FrameFolder(remove), is_far=True, options=server.options)
+    folder = of_driver(server.root, remove)
+    return FrameCopy(told, folder, is_far=True, options=server.options)
 
 
 def _is_one_machine(frame: DataFrame) -> bool:

@@ -91,6 +91,14 @@ class ClassWeighted(ChunkedSource):
             found._source = cast("ChunkedSource", source)
             yield found
 
+    def leave(self) -> None:
+        """Has the other source leave what it has written."""
+        self._source.leave()
+
+    def reopen(self) -> None:
+        """Has the other source take over what it has left."""
+        self._source.reopen()
+
     def state_of(self, epoch: int) -> Mapping[str, str]:
         """Returns the state of the other source."""
         return self._source.state_of(epoch)

@@ -69,6 +69,24 @@ class HeldLock:
             raise
         return cls(path, descriptor)
 
+    @classmethod
+    def take_over(cls, path: Path) -> HeldLock | None:
+        """Locks a file whose owner has ended; None if it is gone, or has an owner."""
+        _watch_forks()
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        found = None
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its former owner, or a sweep, may have removed it meanwhile.
+            if _text(path.lstat()) == _mark(descriptor):
+                found = cls(path, descriptor)
+        if found is None:
+            os.close(descriptor)
+        return found
+
     def close(self) -> None:
         """Releases the lock; its file stays. Safe to repeat."""
         descriptor, self._descriptor = self._descriptor, None

@@ -52,35 +52,59 @@ class Scratch:
 
     Args:
         path: Path chosen by `planned_scratch`; default None: a new one.
+        lock: Lock of a folder that exists; see `take_over`.
 
     Attributes:
         path: Path of the folder. `make_folder` changes it if it was removed.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        sweep()
+    def __init__(
+        self, path: Path | None = None, *, lock: HeldLock | None = None
+    ) -> None:
+        if lock is None:
+            sweep()
         self.path = planned_scratch() if path is None else path
-        self._remove: Callable[[], object] = self._make()
+        self._remove: Callable[[], object] = (
+            self._make() if lock is None else self._own(lock)
+        )
         gives_up(self)
         ends_hard(self)
+
+    @classmethod
+    def take_over(cls, path: Path) -> Scratch | None:
+        """Takes over a folder whose owner has ended; None if it is gone, or has one.
+
+        Args:
+            path: Path of the folder.
+        """
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or path.stat().st_uid != os.getuid():
+                return None
+            lock = HeldLock.take_over(path / LOCK)
+            return None if lock is None else cls(path, lock=lock)
+        return None
 
     def _make(self) -> Callable[[], object]:
         with within_limits("make a temporary folder of the run"):
             self.path.mkdir(mode=0o700)
             try:
-                # systemd-tmpfiles skips folders that a process has locked.
-                folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-                self._folder = folder
-                with contextlib.suppress(OSError):
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                try:  # None: a folder without a lock is not swept
-                    lock = HeldLock.take(self.path / LOCK)
-                except BaseException:
-                    os.close(folder)
-                    raise
+                return self._own(None)
             except BaseException:
                 shutil.rmtree(self.path, ignore_errors=True)
                 raise
+
+    def _own(self, lock: HeldLock | None) -> Callable[[], object]:
+        """Locks the folder; returns what removes it."""
+        # systemd-tmpfiles skips folders that a process has locked.
+        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:  # None: a folder without a lock is not swept
+            lock = lock or HeldLock.take(self.path / LOCK)
+        except BaseException:
+            os.close(folder)
+            raise
+        self._folder = folder
         return weakref.finalize(self, _remove, self.path, lock, folder, os.getpid())
 
     def make_folder(self) -> Path:

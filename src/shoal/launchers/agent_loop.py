@@ -29,7 +29,7 @@ from shoal.wire.frames import BadFrame, Head, Link
 
 ALONE_S = 60.0  # without a message of its driver an agent and its process end
 END_S = 5.0  # for a call that is under way when the connection ends
-CONNECT_S = 60.0
+CONNECT_S = 25.0  # less than a carrier waits for an agent
 METHODS = ("start", "give", "stop", "listen", "close", "report")
 
 
@@ -119,7 +119,14 @@ def serve(ticket: Ticket, node_id: str = "") -> str:
             certificate=ticket.certificate,
             timeout_s=CONNECT_S,
         )
-    except (OSError, BadFrame, ExchangeTimeout) as error:
+    except ExchangeTimeout as error:
+        why = str(error).partition(". ")[0]
+        return (
+            f"{socket.gethostname()} does not reach this process: {why}. Expected an "
+            "address and a port that all nodes reach. Open the port to them, or have "
+            "this process listen at another one"
+        )
+    except (OSError, BadFrame) as error:
         return f"the driver did not take it: {error}"
     agent = NodeAgent(ticket.number)
     try:

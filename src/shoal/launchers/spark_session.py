@@ -28,8 +28,14 @@ GONE = (Py4JError, OSError, AttributeError)
 CONNECT = "pyspark.sql.connect.session"
 ONE_MACHINE = ("local", "local[", "local-cluster[")
 """Beginnings of masters whose executors are on this machine."""
-CONTAINERS = ("yarn", "k8s")
-"""Beginnings of masters that limit the memory of all processes of an executor."""
+OVERHEAD = "spark.executor.memoryOverhead"
+FACTORS: dict[str, tuple[str, ...]] = {
+    "yarn": (f"{OVERHEAD}Factor",),
+    "k8s": (f"{OVERHEAD}Factor", "spark.kubernetes.memoryOverheadFactor"),
+}
+"""Masters that limit the memory of all processes of an executor, and settings of the
+overhead as a share of the JVM's memory, of which the first one counts."""
+USUAL_FACTOR = 0.1
 LEAST_OVERHEAD = 384
 """Spark's least memory overhead, in MiB."""
 
@@ -190,22 +196,31 @@ def read_session(
             / resources.cpus
         ),
         is_dynamic=conf.get("spark.dynamicAllocation.enabled") == "true",
-        python_mib=_mib(jvm, "spark.executor.pyspark.memory", 0),
-        overhead_mib=_overhead(context.master or "", jvm),
+        python_mib=int(jvm.conf().getSizeAsMb("spark.executor.pyspark.memory", "0m")),
+        overhead_mib=overhead_of(context.master or "", jvm.conf()),
         jobs=tuple(context.statusTracker().getActiveJobsIds()),
     )
 
 
-def _mib(jvm: Any, name: str, default: int) -> int:
-    return int(jvm.conf().getSizeAsMb(name, f"{default}m"))
+def overhead_of(master: str, conf: Any) -> int:
+    """Returns the memory of an executor for processes beside its JVM, in MiB.
 
+    Args:
+        master: Spark's master.
+        conf: Settings of the session, as the JVM has them.
 
-def _overhead(master: str, jvm: Any) -> int:
-    """Returns the memory for processes beside the JVM, where containers limit it."""
-    if not master.startswith(CONTAINERS):
+    Returns:
+        0 where containers do not limit it.
+    """
+    names = next((n for kind, n in FACTORS.items() if master.startswith(kind)), ())
+    if not names:
         return 0
-    usual = max(LEAST_OVERHEAD, _mib(jvm, "spark.executor.memory", 1024) // 10)
-    return _mib(jvm, "spark.executor.memoryOverhead", usual)
+    factors = [conf.getDouble(name, -1.0) for name in names]
+    factor = next((one for one in factors if one >= 0), USUAL_FACTOR)
+    least = conf.getSizeAsMb("spark.executor.minMemoryOverhead", f"{LEAST_OVERHEAD}m")
+    memory = conf.getSizeAsMb("spark.executor.memory", "1024m")
+    usual = max(int(least), int(memory * factor))
+    return int(conf.getSizeAsMb(OVERHEAD, f"{usual}m"))
 
 
 def stopped() -> ClusterError:

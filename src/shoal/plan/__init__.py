@@ -14,6 +14,7 @@ from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
 from shoal.plan.cautions import (
     crowd_warnings,
     gradient_warnings,
+    idle_gpu_warnings,
     metric_warnings,
     optimizer_warnings,
     overhead_warnings,
@@ -223,6 +224,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     found += room_warnings(plan.workers, plan.threads, plan.machine)
     found += slot_warnings(plan.workers, plan.machine, plan.request.has_callbacks)
     found += overhead_warnings(plan.machine)
+    found += idle_gpu_warnings(plan.machine)
     found += gpu_warnings(plan.machine.gpus, plan.places)
     found += metric_warnings(plan.model)
     found += state_warnings(plan.model, plan.workers)

@@ -119,6 +119,24 @@ def overhead_warnings(machine: MachineFacts) -> list[str]:
     ]
 
 
+def idle_gpu_warnings(machine: MachineFacts) -> list[str]:
+    """Returns warnings about GPUs that a cluster gives to no worker.
+
+    Example:
+        >>> idle_gpu_warnings(MachineFacts(cores=8, slots=8, idle_gpus=2))[0][:35]
+        'workers compute on the CPU, and the'
+        >>> idle_gpu_warnings(MachineFacts(cores=8))
+        []
+    """
+    if not machine.idle_gpus:
+        return []
+    return [
+        f"workers compute on the CPU, and the {machine.idle_gpus} GPUs of this machine "
+        "are idle: Spark hands out none of them here. Pass cluster='local' to train "
+        "on them."
+    ]
+
+
 def metric_notes(model: ModelFacts) -> list[str]:
     """Returns notes about metrics that differ from Keras'.
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
@@ -86,6 +86,24 @@ class _Index:
     held: Part | None
     chunks: bytes | None = None
     held_chunks: bytes | None = None
+
+
+@contextmanager
+def left_for_resume(source: Any, validation: Validation | None) -> Generator[None]:
+    """Context of a run that can be resumed: what was written for it stays till then.
+
+    Args:
+        source: The samples.
+        validation: Validation data.
+    """
+    held = None if validation is None else validation.source
+    try:
+        yield
+    except BaseException:
+        for one in (source, held):
+            if isinstance(one, ChunkedSource):
+                one.leave()
+        raise
 
 
 def write_inputs(folder: Folder, inputs: Inputs) -> None:

@@ -36,7 +36,7 @@ from shoal.runs.summary import RunSummary
 from shoal.training.allocation import look, opened, staged
 from shoal.training.checkpoint_writer import CHECKPOINTS, CheckpointWriter
 from shoal.training.driver_options import DriverOptions
-from shoal.training.inputs import Inputs, read_inputs
+from shoal.training.inputs import Inputs, left_for_resume, read_inputs
 from shoal.training.likeness import difference
 from shoal.training.progress import warn_aside
 from shoal.training.read_fit import reading_of
@@ -84,6 +84,8 @@ def resume(call: Call) -> Any:
         found = store.latest(warn)
         resume_state = None if found is None else ResumeState.of(found)
         _check_nothing_is_lost(record, inputs, resume_state, call, warn)
+        _reopen(inputs)
+        stack.enter_context(left_for_resume(inputs.source, inputs.validation))
         with interruptible():  # reads the user's data, and makes the model
             inputs = _with_data(inputs, call, warn)
             check_files("the data", inputs.source, warn)
@@ -184,6 +186,14 @@ def _unseen(summary: RunSummary) -> str:
     if summary.heard_s is None:
         return "or its machine cannot be seen from here"
     return f"as far as is known: {unless_heard(summary.heard_s)}"
+
+
+def _reopen(inputs: Inputs) -> None:
+    """Takes over files that were written for the run, before others remove them."""
+    held = None if inputs.validation is None else inputs.validation.source
+    for source in (inputs.source, held):
+        if isinstance(source, ChunkedSource):
+            source.reopen()
 
 
 def _check_backend(wanted: str) -> None:

@@ -30,7 +30,7 @@ from shoal.training.checkpoint_writer import CheckpointWriter
 from shoal.training.driver_options import DriverOptions
 from shoal.training.ensemble import train_members
 from shoal.training.fit_call import FitCall
-from shoal.training.inputs import Inputs, write_inputs
+from shoal.training.inputs import Inputs, left_for_resume, write_inputs
 from shoal.training.likeness import Likeness
 from shoal.training.progress import warn_aside
 from shoal.training.read_fit import PreparedFit, read
@@ -71,6 +71,9 @@ def perform(call: FitCall, context: FitContext) -> Any:
         record.write_plan({**plan.to_json(), EXPLAINED: plan.explain()})
         announce(plan, record)
         writer = _writer(ready, record)
+        if writer:
+            left = left_for_resume(ready.work.source, ready.validation)
+            stack.enter_context(left)
 
         def work() -> TrainingResult:
             for text in plan.warnings:

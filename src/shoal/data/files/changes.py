@@ -14,6 +14,7 @@ from shoal.data.files.format import extension
 from shoal.data.files.listing import find_files, mark_of
 from shoal.data.files.source import FileSource
 from shoal.data.files.store import FileEntry, Store
+from shoal.data.frames import FrameSource
 from shoal.data.weighted import ClassWeighted
 from shoal.errors import ShoalError
 
@@ -50,7 +51,7 @@ def changes_of(source: Any) -> FileChanges:
         >>> changes_of(source).certain
         ('.../c.csv: 12 bytes, 8 before',)
     """
-    if isinstance(source, ClassWeighted):
+    while isinstance(source, ClassWeighted | FrameSource):
         source = source.inner
     if not isinstance(source, FileSource):
         return FileChanges()
