@@ -36,10 +36,9 @@ def test_a_folder_here_is_left_until_it_is_taken_over() -> None:
     scratch = Scratch(planned_scratch("frame"))
     path, folder = scratch.path, in_scratch(scratch)
     folder.leave()
-    again = reopened(folder)
-    assert again is folder
+    assert reopened(folder) is folder
     assert path.is_dir()
-    again.close()
+    folder.close()
     assert not path.exists()
     assert reopened(folder) is None
 

@@ -37,6 +37,7 @@ EAGER = {
     "spark.speculation.task.duration.threshold": "1s",
 }
 GROWING = {
+    "spark.speculation": "false",  # a JVM keeps the settings of its first session
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     "spark.dynamicAllocation.minExecutors": "0",
