@@ -28,6 +28,15 @@ def training_processes(root: int | None = None) -> list[psutil.Process]:
     return found
 
 
+def daemons() -> set[psutil.Process]:
+    """Spark's daemons of Python below this process, and tasks, which are forks."""
+    found: set[psutil.Process] = set()
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found |= {one} if DAEMON in _command(one) else set()
+    return found
+
+
 def jobs_end(spark: Any) -> bool:
     """Whether no job runs; Spark's status tells of an end some time after it."""
     tracker, pause = spark.sparkContext.statusTracker(), threading.Event()

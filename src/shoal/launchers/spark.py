@@ -29,6 +29,8 @@ from shoal.launchers.spark_session import GONE, is_stopped, stopped
 GRACE_S = 3.0  # for a task to end by itself before its job is cancelled
 END_S = 10.0  # for Spark to end a cancelled job
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
+"""Error class of PySpark; the error names both versions."""
 
 
 @final
@@ -108,6 +110,8 @@ class SparkCarrier(PullCarrier):
             [job.why] = data.mapPartitions(agent_task(text)).collect()
         except Exception as error:  # Spark's errors are of many kinds
             job.why = cause(str(error)) or type(error).__name__
+            if OTHER_PYTHON in job.why:
+                job.why += f" {self.advice}"
 
     def failure(self, task: SparkJob) -> str:
         """Returns the reason of a job's end."""
