@@ -417,12 +417,12 @@ def test_columns_of_another_size_than_the_model_has_are_refused(frame: Any) -> N
         shoal.fit(make_model(), frame, features=["id"], label="label", run=False)
 
 
-def test_a_store_that_only_executors_see_is_told(frame: Any) -> None:
+def test_a_store_that_only_executors_see_is_an_error(frame: Any) -> None:
     with pytest.raises(DataError, match=r"which an executor on \S+ has written, is"):
         source_of(frame, "features", "label", store="memory://shoal-rows")
 
 
-def test_a_store_that_is_full_is_told_and_emptied(spark: Any, tmp_path: Path) -> None:
+def test_a_full_store_is_an_error_and_is_emptied(spark: Any, tmp_path: Path) -> None:
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)]
     try:
         subprocess.run(mount, check=True, capture_output=True)

@@ -315,7 +315,7 @@ def test_error_of_a_node_without_shoal_is_one_sentence(
     assert "cannot import Shoal (none here)" in said[0]
 
 
-def test_another_python_on_executors_is_told_in_a_sentence(
+def test_error_of_another_python_is_one_sentence(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.8")
@@ -325,7 +325,7 @@ def test_another_python_on_executors_is_told_in_a_sentence(
     assert ".scala:" not in str(told.value)
 
 
-def test_a_driver_that_executors_do_not_reach_is_told_by_them(
+def test_error_of_an_unreachable_driver_names_its_port(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from shoal.launchers import spark as carrier

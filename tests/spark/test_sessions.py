@@ -120,7 +120,7 @@ class KillAmongCopies(Killer):
         return self.most > 3 and super().is_over(kinds)
 
 
-def test_copies_of_tasks_train_nothing(
+def test_speculative_copies_of_tasks_train_nothing(
     standalone: Standalone, spark: Any, tmp_path: Path
 ) -> None:
     x, y = data(320)
@@ -139,7 +139,7 @@ def test_copies_of_tasks_train_nothing(
     assert spark.range(100).count() == 100
 
 
-def test_rows_of_failed_attempts_and_of_copies_are_counted_by_nobody(
+def test_rows_of_failed_and_speculative_attempts_are_not_counted(
     spark: Any, tmp_path: Path
 ) -> None:
     from shoal.data.spark import open_frame
