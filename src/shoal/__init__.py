@@ -12,8 +12,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal import clusters as clusters
     from shoal import data as data
     from shoal import errors as errors
+    from shoal import spark as spark
     from shoal import strategies as strategies
     from shoal import testing as testing
     from shoal.api import attach as attach
@@ -29,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Session",
     "attach",
+    "clusters",
     "compare",
     "data",
     "errors",
@@ -37,6 +40,7 @@ __all__ = [
     "plan",
     "predict",
     "resume",
+    "spark",
     "strategies",
     "testing",
 ]
