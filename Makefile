@@ -19,8 +19,8 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test backends examples lint format generated generate notebooks docs serve coverage \
-	matrix ray spark spark-long aws ui bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
-	bench-ui screenshots interrupts keras-suite constraints clean
+	matrix ray spark spark-long spark-35 aws ui bench bench-full bench-gpu bench-spark compare simulate soak \
+	chaos fuzz kills pause bench-ui screenshots interrupts keras-suite constraints clean
 
 help:
 	@echo "make demo      train on real data, kill a worker, see the picture"
@@ -32,10 +32,11 @@ help:
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
 	@echo "make spark     tests on Spark sessions, which need Java; 10 minutes"
 	@echo "make spark-long  Spark on hosts of its own, jobs over SSH, many losses; 5 minutes"
+	@echo "make spark-35  the same under PySpark 3.5, in an environment of its own"
 	@echo "make aws       clusters on AWS, against stand-ins; 3 minutes, and once 3 to install them"
 	@echo "make ui        the web page in a real browser, which needs chromium; 2 minutes"
 	@echo "make bench-ui  the page's numbers;  make screenshots  its pictures for the docs"
-	@echo "make matrix | bench | bench-full | bench-gpu | compare   what takes longer"
+	@echo "make matrix | bench | bench-full | bench-gpu | bench-spark | compare   what takes longer"
 	@echo "make keras-suite  Keras' own tests of fit, through shoal.fit; 40 minutes"
 	@echo "make simulate  100,000 random schedules of failing runs"
 	@echo "make soak      100 runs in one process: does anything stay behind?"
@@ -154,6 +155,24 @@ spark: $(STAMP)
 spark-long: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest --timeout 400 -m spark_long tests/spark
 
+# The same under PySpark 3.5, which needs NumPy 1 and pandas 2, and so an older JAX. What
+# is not in its own constraints is as everywhere. It leaves sockets to the collector.
+SPARK_35 := .venv-spark-35
+
+spark-35: $(SPARK_35)/.stamp
+	$(HASTY) $(SPARK_35)/bin/python -m pytest --timeout 300 -m spark \
+		-W "ignore:distutils Version classes:DeprecationWarning" \
+		-W "ignore:unclosed <socket:ResourceWarning" tests/spark
+
+$(SPARK_35)/.stamp: pyproject.toml constraints.txt constraints-spark-35.txt
+	test -x $(SPARK_35)/bin/python || $(PYTHON) -m venv $(SPARK_35)
+	awk -F== 'FNR == NR { own[$$1] = 1 } FNR == NR || !($$1 in own)' \
+		constraints-spark-35.txt constraints.txt > $(SPARK_35)/constraints.txt
+	PIP_CONSTRAINT=$(SPARK_35)/constraints.txt $(SPARK_35)/bin/python -m pip install \
+		--quiet --disable-pip-version-check --editable '.[cluster,demo,files,jax,spark]' \
+		hypothesis ipykernel nbclient pytest pytest-timeout
+	touch $@
+
 # AWS without AWS: moto, ministack, linters of templates and scripts. What needs other
 # versions than the tests have is in environments of its own.
 AWS_TOOLS := .venv-aws/stand-ins/.stamp .venv-aws/checkov/.stamp
@@ -188,6 +207,12 @@ screenshots: $(STAMP)
 bench-gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu
 
+# Spark: overheads, 3,000,000 rows, Elephas beside Shoal. Needs SHOAL_DATA and Java.
+bench-spark: $(STAMP)
+	$(BIN)/python -m benchmarks.spark_overhead
+	$(BIN)/python -m benchmarks.spark_rows
+	$(BIN)/python -m benchmarks.elephas
+
 bench-full: $(STAMP)
 	$(BIN)/python -m benchmarks.bench --full
 
@@ -198,6 +223,6 @@ constraints: $(STAMP)
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv .venv-aws .benchmarks build dist site shoal-runs .pytest_cache .ruff_cache \
+	rm -rf .venv .venv-aws $(SPARK_35) .benchmarks build dist site shoal-runs .pytest_cache .ruff_cache \
 		.hypothesis .import_linter_cache .coverage .coverage.* htmlcov
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

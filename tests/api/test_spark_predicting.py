@@ -93,8 +93,22 @@ def test_pandas_frames_give_the_same_predictions():
     batch = struct(x=list(ROWS))
     [arrow] = scorer(model)(iter([batch]))
     frame = pa.RecordBatch.from_struct_array(batch).to_pandas()
+    frame["c1"] = False
     [pandas] = scorer(model).of_frames(iter([frame]))
     np.testing.assert_array_equal(np.stack(pandas["o0"]), lists(arrow))
+    frame["c1"] = np.arange(len(frame)) == 3
+    with pytest.raises(DataError, match="has 1 nulls, the first in row 3 of"):
+        list(scorer(model).of_frames(iter([frame])))
+
+
+def test_pandas_gives_nan_as_it_is():
+    rows = ROWS.copy()
+    rows[2, 1] = np.nan
+    frame = pa.RecordBatch.from_struct_array(struct(x=list(rows))).to_pandas()
+    frame["c1"] = False
+    [found] = scorer(sent(dense(), "nan")).of_frames(iter([frame]))
+    is_nan = np.isnan(np.stack(found["o0"])).all(1)
+    np.testing.assert_array_equal(np.flatnonzero(is_nan), [2])
 
 
 def test_several_inputs_and_outputs():

@@ -68,13 +68,15 @@ def _nothing_left() -> Iterator[None]:
 def schema(*columns: tuple[str, str]) -> Any:
     """A schema of names and types; "vector" is Spark ML's."""
     from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField, StructType
+
+    session: Any = SparkSession.getActiveSession()
 
     def kind(word: str) -> Any:
         if word == "vector":
             return VectorUDT()
-        whole: Any = StructType.fromDDL(f"a {word}")
-        return whole[0].dataType
+        return session.createDataFrame([], f"a {word}").schema[0].dataType
 
     return StructType([StructField(name, kind(word)) for name, word in columns])
 

@@ -9,6 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from shoal.spark.arrays import position
 from shoal.spark.transformers import VECTORS, column_of, param, values_of
 
 
@@ -56,4 +57,4 @@ def index_of(frame: Any, name: str) -> Column:
     if not isinstance(kind, (*VECTORS, T.ArrayType)):
         return column.cast("double")
     values = values_of(frame, name)
-    return (F.array_position(values, F.array_max(values)) - 1).cast("double")
+    return (position(values, F.array_max(values)) - 1).cast("double")

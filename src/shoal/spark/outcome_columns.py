@@ -12,6 +12,7 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from shoal.spark.arrays import position
 from shoal.spark.model_shapes import Shape
 from shoal.spark.tasks import Task
 
@@ -87,7 +88,7 @@ def _double(condition: Column) -> Column:
 
 
 def _largest(numbers: Column) -> Column:
-    return _double(F.array_position(numbers, F.array_max(numbers)) - 1)
+    return _double(position(numbers, F.array_max(numbers)) - 1)
 
 
 def _sigmoid(numbers: Column) -> Column:

@@ -32,6 +32,8 @@ from shoal.spark.scoring_task import Scorer
 from shoal.spark.sent_model import SentModel
 
 BATCH_SIZE = 256
+HAS_ARROW = hasattr(F, "arrow_udf")
+"""Whether PySpark gives functions Arrow arrays (4.1), and not frames of pandas."""
 
 
 def add_predictions(
@@ -84,7 +86,8 @@ def add_predictions(
     # Spark 4.3 fails where a function's child gives columns, as Parquet does, and one
     # of them is a vector. It computes this expression, which it counts as not
     # deterministic, in a child of its own, which gives rows.
-    packed = F.when(F.spark_partition_id() >= 0, packed_columns(frame.schema, chosen))
+    columns_of = packed_columns if HAS_ARROW else packed_with_nulls
+    packed = F.when(F.spark_partition_id() >= 0, columns_of(frame.schema, chosen))
     rows = frame.select("*", packed.alias(f"{place}_x"))
     function = _function(scorer)(F.col(f"{place}_x"))
     found = rows.select("*", function.alias(place)).drop(f"{place}_x")
@@ -152,6 +155,24 @@ def packed_columns(schema: T.StructType, chosen: Selection) -> Column:
     """Returns a struct of the numbers of all chosen columns, as `rows_of` takes it."""
     columns = [column_of(schema, name, chosen) for name in chosen.columns]
     return F.struct(*(one.alias(f"c{n}") for n, one in enumerate(columns)))
+
+
+def packed_with_nulls(schema: T.StructType, chosen: Selection) -> Column:
+    """Returns the same, and after it for each column whether it has a null."""
+    columns = [column_of(schema, name, chosen) for name in chosen.columns]
+    nulls = [
+        _has_null(F.col(f"`{name}`"), schema[name].dataType) for name in chosen.columns
+    ]
+    return F.struct(*(one.alias(f"c{n}") for n, one in enumerate([*columns, *nulls])))
+
+
+def _has_null(column: Column, kind: T.DataType) -> Column:
+    if not isinstance(kind, T.ArrayType) or not (
+        kind.containsNull or isinstance(kind.elementType, T.ArrayType)
+    ):
+        return column.isNull()
+    inner = kind.elementType
+    return column.isNull() | F.exists(column, lambda one: _has_null(one, inner))
 
 
 def output_columns(model: Any, columns: str | Sequence[str]) -> tuple[str, ...]:
@@ -223,7 +244,7 @@ def _function(scorer: Scorer) -> Any:
     with warnings.catch_warnings():
         # PySpark would rather read the kind of function from annotations.
         warnings.simplefilter("ignore", UserWarning)
-        if hasattr(known, "arrow_udf"):
+        if HAS_ARROW:
             made = known.arrow_udf(scorer, kind, known.ArrowUDFType.SCALAR_ITER)
         else:
             way = known.PandasUDFType.SCALAR_ITER

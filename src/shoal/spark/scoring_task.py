@@ -74,19 +74,29 @@ class Scorer:
             raise
 
     def of_frames(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Does the same for frames of pandas, which PySpark before 4.1 gives."""
+        """Does the same for frames of pandas, which PySpark before 4.1 gives.
 
-        def structs() -> Iterator[Any]:
-            for frame in batches:
-                rows = pa.RecordBatch.from_pandas(frame, preserve_index=False)
-                yield rows.to_struct_array()
-
-        for found in self(structs()):
+        Args:
+            batches: Frames with the columns of the selection, and for each whether it
+                has a null in a row: pandas shows nulls as NaN.
+        """
+        pandas = import_module("pandas")
+        for found in self(map(_struct_of, batches)):
             columns = zip(found.type, found.flatten(), strict=True)
-            pandas = import_module("pandas")
             yield pandas.DataFrame(
                 {f.name: list(c.to_numpy(False)) for f, c in columns}
             )
+
+
+def _struct_of(frame: Any) -> Any:
+    """Makes a struct of the first columns; the others tell where those have nulls."""
+    columns = [frame[name] for name in frame]
+    half = len(columns) // 2
+    arrays = [
+        pa.array(values, mask=is_null.to_numpy(bool), from_pandas=False)
+        for values, is_null in zip(columns[:half], columns[half:], strict=True)
+    ]
+    return pa.StructArray.from_arrays(arrays, names=list(frame)[:half])
 
 
 @final

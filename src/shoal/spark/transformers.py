@@ -30,6 +30,7 @@ from pyspark.sql import types as T
 from shoal.errors import ConfigError, DataError
 from shoal.plan.request import require_whole
 from shoal.registry import did_you_mean
+from shoal.spark.arrays import position
 from shoal.spark.to_df import with_to_df
 
 VECTORS = (VectorUDT, OldVectorUDT)
@@ -80,7 +81,7 @@ class ParamsReader(MLReader[Any]):
 
     def load(self, path: str) -> Any:
         """Loads a transformer from its folder."""
-        read = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        read = DefaultParamsReader.loadMetadata(path, self.sc)
         found = self.cls.__new__(self.cls)
         Params.__init__(found)
         found._resetUid(read["uid"])  # pyright: ignore[reportPrivateUsage]
@@ -374,8 +375,8 @@ class LabelIndexTransformer(ColumnTransformer):
         )
         likely = F.exists(known, lambda v: v >= self._get("activationThreshold"))
         passed = F.transform(known, lambda v: v >= self._get("activationThreshold"))
-        first = F.array_position(passed, F.lit(True))
-        largest = F.array_position(known, F.array_max(known))
+        first = position(passed, F.lit(True))
+        largest = position(known, F.array_max(known))
         index = F.when(likely, first).otherwise(largest) - 1
         is_known = F.array_max(known) > float("-inf")
         found = F.when(is_known, index).otherwise(self._get("defaultIndex"))
