@@ -160,7 +160,7 @@ spark-long: $(STAMP)
 SPARK_35 := .venv-spark-35
 
 spark-35: $(SPARK_35)/.stamp
-	$(HASTY) $(SPARK_35)/bin/python -m pytest --timeout 300 -m spark \
+	$(HASTY) $(SPARK_35)/bin/python -m pytest --timeout 300 -m "spark and not spark_long" \
 		-W "ignore:distutils Version classes:DeprecationWarning" \
 		-W "ignore:unclosed <socket:ResourceWarning" tests/spark
 

@@ -60,6 +60,20 @@ class Entrant:
 
     def run(self) -> Result | None:
         """Trains once; returns None and prints its last output if it failed."""
+        found = self.answer()
+        if found is None:
+            return None
+        began, reached_at = found["began"], found.get("reached_at")
+        return Result(
+            rate=self.rows / st.median(found["spans"][1:] or found["spans"]),
+            cold_s=found["trained_at"] - began,
+            losses=found["losses"],
+            epochs=len(found["spans"]),
+            reached_s=None if reached_at is None else reached_at - began,
+        )
+
+    def answer(self) -> dict[str, Any] | None:
+        """Trains once; returns what it told, and when it began; None if it failed."""
         command = [
             str(python_of(self.environment)),
             "-m", f"benchmarks.entrants.{self.module}",
@@ -81,15 +95,7 @@ class Entrant:
             said = str(getattr(error, "stderr", "") or error)
             print(f"{self.name} failed: {said[-1500:]}", file=sys.stderr, flush=True)
             return None
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-        reached_at = found.get("reached_at")
-        return Result(
-            rate=self.rows / st.median(found["spans"][1:] or found["spans"]),
-            cold_s=found["trained_at"] - began,
-            losses=found["losses"],
-            epochs=len(found["spans"]),
-            reached_s=None if reached_at is None else reached_at - began,
-        )
+        return {**json.loads(done.stdout.strip().splitlines()[-1]), "began": began}
 
 
 @dataclass(frozen=True)

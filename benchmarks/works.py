@@ -51,14 +51,14 @@ def _all_events() -> tuple[Any, Any]:
     if not kept.exists():
         from tests.datasets import read_higgs
 
-        table = read_higgs(_given("atlas_higgs_22889.csv.gz"))
+        table = read_higgs(given_file("atlas_higgs_22889.csv.gz"))
         kept.parent.mkdir(exist_ok=True)
         np.savez(kept, x=table.x, y=table.y)
     with np.load(kept) as found:
         return found["x"], found["y"]
 
 
-def _given(name: str) -> Path:
+def given_file(name: str) -> Path:
     """A file of $SHOAL_DATA."""
     file = Path(os.environ.get("SHOAL_DATA", "")) / name
     if not file.is_file():
@@ -83,7 +83,7 @@ def _read_images(kept: Path) -> None:
 
     from PIL import Image
 
-    with zipfile.ZipFile(_given("cifar10_20k_jpg.zip")) as files:
+    with zipfile.ZipFile(given_file("cifar10_20k_jpg.zip")) as files:
         names = [n for n in files.namelist() if "train/" in n and n.endswith(".jpg")]
         classes = sorted({Path(name).parent.name for name in names})
         order = np.random.default_rng(0).permutation(len(names))[:IMAGES]
