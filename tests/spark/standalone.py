@@ -52,7 +52,9 @@ class Standalone:
         self.folder, self.host = folder, host or own_address()
         self.workers: list[psutil.Process] = []
         options = ["--port", "0", "--webui-port", "0"]
-        words = {"SPARK_MASTER_OPTS": f"-Dspark.worker.timeout={lost_s}"}
+        # Daemons of workers report four times in this time.
+        self._timeout = f"-Dspark.worker.timeout={lost_s}"
+        words = {"SPARK_MASTER_OPTS": self._timeout}
         self._master, log = self._start(
             "master.Master", "master", self.host, options, variables=words
         )
@@ -84,7 +86,7 @@ class Standalone:
         process, log = self._start(
             "worker.Worker", name, host or host_of(number), [*sizes, *work], prefix,
             {
-                "SPARK_WORKER_OPTS": f"{resource}.amount=1 "
+                "SPARK_WORKER_OPTS": f"{self._timeout} {resource}.amount=1 "
                 f"{resource}.discoveryScript={gpu}", **(variables or {}),
             },
         )  # fmt: skip

@@ -91,7 +91,7 @@ def bench(
         skip_or_fail("network namespaces, which need root and iproute2")
     try:
         folder = tmp_path_factory.mktemp("bench")
-        standalone = Standalone(folder, hosts.address, lost_s=4)
+        standalone = Standalone(folder, hosts.address, lost_s=8)
         found = Bench(hosts, standalone)
         try:
             found.add(0)
