@@ -103,17 +103,30 @@ def bench(
         hosts.close()
 
 
-@pytest.fixture
-def spark(
-    bench: Bench, python_of_tests: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
+def opened(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A slot on each host; its driver is reached over the bridge."""
-    session = open_standalone(
+    return open_standalone(
         bench.standalone.url, str(tmp_path_factory.mktemp("spark")), **{
             "spark.driver.host": bench.hosts.address,
             "spark.driver.bindAddress": bench.hosts.address,
         },
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def jvm(
+    bench: Bench, python_of_tests: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Starts the JVM of this process, which outlives each session."""
+    opened(bench, tmp_path_factory).stop()
+
+
+@pytest.fixture
+def spark(
+    bench: Bench, jvm: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """A session of its own: one whose host was lost may have no executor."""
+    session = opened(bench, tmp_path_factory)
     yield session
     session.stop()
 
@@ -161,9 +174,15 @@ def kill(bench: Bench) -> None:
             process.kill()
 
 
-@pytest.mark.parametrize("lose", [cut, kill])
+@pytest.mark.parametrize(
+    ("lose", "reason"), [(cut, "is gone"), (kill, "hung up")], ids=["cut", "killed"]
+)
 def test_a_host_is_lost_and_every_row_counts_once(
-    bench: Bench, spark: Any, tmp_path: Path, lose: Callable[[Bench], object]
+    bench: Bench,
+    spark: Any,
+    tmp_path: Path,
+    lose: Callable[[Bench], object],
+    reason: str,
 ) -> None:
     x, y = data(3200)
     listed = [(one.tolist(), int(label)) for one, label in zip(x, y, strict=True)]
@@ -178,7 +197,7 @@ def test_a_host_is_lost_and_every_row_counts_once(
     assert history.run.summary().samples_committed == epochs * 3200
     [lost] = [e for e in read_events(Folder.at(history.run.url))
               if e["kind"] == "worker_lost"]  # fmt: skip
-    assert "is gone" in lost["reason"]
+    assert reason in lost["reason"]
     assert psutil.wait_procs(bench.training(), timeout=120)[1] == []
     bench.hosts.mend(1)
     kill(bench)
