@@ -76,8 +76,11 @@ class Bench:
 
     def training(self) -> list[psutil.Process]:
         """Returns the processes of workers and servers on hosts."""
-        found = self.standalone.workers
-        return [p for one in found for p in training_processes(one.pid)]
+        found: list[psutil.Process] = []
+        for one in self.standalone.workers:
+            with suppress(psutil.NoSuchProcess):  # a daemon that was killed
+                found += training_processes(one.pid)
+        return found
 
 
 @pytest.fixture(scope="module")
