@@ -17,7 +17,7 @@ from shoal.cli import cluster_logs, cluster_plan
 from shoal.cli.doctor import SIGNS
 from shoal.cli.group import FAILURE
 from shoal.cli.steps import Steps
-from shoal.cli.tables import show_json, show_table
+from shoal.cli.tables import AsJson, show_json, show_table
 from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.health import CHECKS, NodeHealth
 from shoal.clusters.hosts_file import HostsFile
@@ -44,7 +44,6 @@ app.command("template")(cluster_plan.show_template)
 app.command("logs", no_args_is_help=True)(cluster_logs.show_logs)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def store() -> ClusterStore:

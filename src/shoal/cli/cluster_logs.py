@@ -42,15 +42,36 @@ def show_logs(
         found = list(provider.logs(state, instance))
         for log in found:
             key = log.machine, log.name
-            new = log.text[shown.get(key, 0) :]
-            shown[key] = len(log.text)
-            for line in new.splitlines():
+            lines, shown[key] = new_lines(
+                log.text, shown.get(key, 0), is_growing=follows
+            )
+            for line in lines:
                 say(f"{log.machine} {log.name}: {line}")
         if not follows:
             break
         time.sleep(EVERY_S)
     if not shown:
         say(f"The provider {state.provider} has no logs of {name}.", err=True)
+
+
+def new_lines(text: str, begin: int, *, is_growing: bool) -> tuple[list[str], int]:
+    r"""Returns the lines of a log from a position, and the position after them.
+
+    Args:
+        text: The log so far.
+        begin: Characters that were shown before.
+        is_growing: A line without its end is left until the rest of it is there.
+
+    Example:
+        >>> new_lines("one\ntw", 0, is_growing=True)
+        (['one'], 4)
+        >>> new_lines("one\ntwo\n", 4, is_growing=True)
+        (['two'], 8)
+        >>> new_lines("one\ntw", 0, is_growing=False)
+        (['one', 'tw'], 6)
+    """
+    end = max(begin, text.rfind("\n") + 1) if is_growing else len(text)
+    return text[begin:end].splitlines(), end
 
 
 def _state_of(name: str, hosts: Path | None) -> ClusterState:

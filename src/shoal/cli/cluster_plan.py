@@ -14,7 +14,7 @@ import typer
 
 from shoal.cli.group import FAILURE
 from shoal.cli.steps import Steps
-from shoal.cli.tables import show_json, show_table
+from shoal.cli.tables import AsJson, show_json, show_table
 from shoal.clusters.aws.cost import cost_of, require_budget
 from shoal.clusters.aws.file import ME, AwsFile
 from shoal.clusters.aws.init_file import first_file
@@ -34,7 +34,6 @@ from shoal.terminal import say
 AwsPath = Annotated[
     Path, typer.Argument(metavar="FILE", help="File with `provider: aws`.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[str, typer.Option(help="A number, or none.")]
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal import strategies
-from shoal.cli.script import load_problem, load_trainers
-from shoal.cli.tables import show_json, show_records
+from shoal.cli.script import ProblemScript, load_problem, load_trainers
+from shoal.cli.tables import AsJson, show_json, show_records
 from shoal.errors import ConfigError
 from shoal.runs.folder import is_place
 from shoal.training.comparison import COLUMNS, Comparison, check_picture
@@ -27,14 +27,7 @@ HELP = "\n\n".join(
 
 
 def show_comparison(  # noqa: PLR0913 - one argument for each option
-    script: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCRIPT.py:MAKE",
-            help="A file and its function, 'make' if none is named, which returns "
-            "(make_model, x, y) or (make_model, x, y, validation_data).",
-        ),
-    ],
+    script: ProblemScript,
     strategy: Annotated[
         list[str] | None,
         typer.Option(help="Name, or name:parameter=value,...; may be repeated."),
@@ -56,7 +49,7 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
     plot: Annotated[
         Path | None, typer.Option(help="File of the picture to draw.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     is_spark: Annotated[
         bool,
         typer.Option(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
-from shoal.cli.tables import show_json, show_table
+from shoal.cli.tables import AsJson, show_json, show_table
 from shoal.clusters.doctor import examine, read_signs
 from shoal.plan import environment
 
@@ -16,7 +15,7 @@ SIGNS = {"good": "yes", "absent": "-", "wrong": "no"}
 
 
 def show_findings(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Checks what this machine can do, and prints each fault with its remedy.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import strategies
-from shoal.cli.script import load_problem
+from shoal.cli.script import ProblemScript, load_problem
 from shoal.cli.tables import show_json
 from shoal.errors import ConfigError
 from shoal.plan.variables import read_workers
@@ -17,14 +17,7 @@ from shoal.terminal import say
 
 
 def fit_script(  # noqa: PLR0913 - one argument for each option
-    script: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCRIPT.py:MAKE",
-            help="A file and its function, 'make' if none is named, which returns "
-            "(make_model, x, y) or (make_model, x, y, validation_data).",
-        ),
-    ],
+    script: ProblemScript,
     strategy: Annotated[
         str, typer.Option(help="Name, or name:parameter=value,...")
     ] = "all_reduce",

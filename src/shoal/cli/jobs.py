@@ -12,7 +12,7 @@ import typer
 
 from shoal.cli.group import FAILURE
 from shoal.cli.relaying import run_and_relay
-from shoal.cli.tables import show_json, show_table
+from shoal.cli.tables import AsJson, show_json, show_table
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.jobs import Jobs
 from shoal.errors import ConfigError
@@ -71,7 +71,7 @@ def attach(job: JobId, cluster: ClusterName = None) -> None:
 @app.callback(invoke_without_command=True)
 def show_jobs(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     cluster: ClusterName = None,
 ) -> None:
     """Lists the jobs of a cluster, newest first; see the subcommands for more."""

@@ -15,7 +15,7 @@ from shoal.cli.backend import choose_backend
 from shoal.cli.following import follow_logs, print_logs
 from shoal.cli.head import on_head
 from shoal.cli.relaying import run_and_relay
-from shoal.cli.tables import format_seconds, show_json, show_records, show_table
+from shoal.cli.tables import AsJson, format_seconds, show_json, show_records, show_table
 from shoal.clusters.ssh import over
 from shoal.errors import ConfigError
 from shoal.plan.variables import environment, read_workers
@@ -48,7 +48,6 @@ RunId = Annotated[
         metavar="ID", help="Run id, the beginning of one, or a path or URL."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 MEMORY = ("memory_mib", "most_memory_mib", "total_mib")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -11,13 +11,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast, final
+from typing import Annotated, Any, TypeAlias, cast, final
 
 import cloudpickle
+import typer
 
 from shoal.cli.backend import missing_backend
 from shoal.errors import ConfigError
 from shoal.registry import did_you_mean
+
+ProblemScript: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCRIPT.py:MAKE",
+        help="A file and its function, 'make' if none is named, which returns "
+        "(make_model, x, y) or (make_model, x, y, validation_data).",
+    ),
+]
+"""Argument of the commands that train the model of a script."""
 
 PROBLEM = "(make_model, x, y)"
 TRAINERS = "(df, test_df, trainers)"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from shoal.cli.tables import show_json, show_table
+from shoal.cli.tables import AsJson, show_json, show_table
 from shoal.strategies import registry
 from shoal.strategies.describing import describe_strategy
 
 
 def show_strategies(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Lists the strategies: name, kind, period, parameters, paper."""
     rows = [describe_strategy(registry.load(name)) for name in registry.names()]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+import typer
 from rich.console import Console
 
 from shoal.terminal import say
 from shoal.training.tables import table_of, table_of_records
+
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""Option of the commands that print a table, or JSON."""
 
 PIPE_WIDTH = 200
 """Columns assumed if there is no terminal, so that no id is cut in a pipe."""
