@@ -12,7 +12,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from shoal.errors import ClusterError, WorkerFailed
@@ -23,6 +22,7 @@ from shoal.foreign.job import Node, ProcessGroup, Shape
 from shoal.foreign.running import Runner, RunSettings
 from shoal.foreign.variables import variables_of
 from shoal.foreign.words import guarded
+from tests.support.marked import begun, left, living
 
 pytestmark = pytest.mark.process
 
@@ -52,15 +52,6 @@ def run(of: ProcessGroup, code: str, place: Path, **given: object) -> Lines:
     return lines
 
 
-def living(mark: str) -> list[psutil.Process]:
-    found = list[psutil.Process]()
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = " ".join(process.info["cmdline"] or [])
-        if mark in words and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return [each for each in found if each.pid != os.getpid()]
-
-
 @pytest.mark.parametrize("is_here", [True, False])
 def test_each_process_has_its_role_and_a_log(tmp_path: Path, is_here: bool) -> None:
     shape = Shape(per_node=2, has_chief=True, has_evaluator=True)
@@ -88,7 +79,7 @@ def test_the_first_that_fails_stops_the_rest(tmp_path: Path) -> None:
     )
     with pytest.raises(WorkerFailed, match="worker-1 on localhost ended with status 3"):
         run(job(Shape(per_node=3)), code, tmp_path)
-    assert living(mark) == []
+    assert left(mark) == []
 
 
 def test_servers_are_ended_with_all_that_they_started(tmp_path: Path) -> None:
@@ -102,7 +93,7 @@ def test_servers_are_ended_with_all_that_they_started(tmp_path: Path) -> None:
         "    time.sleep(1000)\n"
     )
     run(job(Shape(per_node=1, ps=1)), code, tmp_path)
-    assert living(mark) == []
+    assert left(mark) == []
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
@@ -116,7 +107,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         "time.sleep(1)\n"
     )
     run(job(Shape(per_node=1, ps=1)), code, tmp_path, grace_s=0.5)
-    assert living(mark) == []
+    assert left(mark) == []
 
 
 ESCAPED = (
@@ -150,14 +141,14 @@ def test_a_process_in_its_own_session_is_ended_too(
     began = time.monotonic()
     with pytest.raises(WorkerFailed, match=r"worker-1 on .* ended with status 3"):
         run(job(shape, node), code, tmp_path, ssh=SSH, grace_s=0.5)
-    assert living(mark) == []
+    assert left(mark) == []
     assert time.monotonic() - began < 12
 
 
 def test_a_process_left_behind_does_not_keep_the_job_open(tmp_path: Path) -> None:
     mark = f"mark{os.urandom(4).hex()}"
     run(job(Shape()), f"{ESCAPED}escape({mark!r}, '')", tmp_path)
-    assert living(mark) == []
+    assert left(mark) == []
 
 
 def test_a_process_of_another_program_is_not_ended(tmp_path: Path) -> None:
@@ -215,15 +206,11 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     )  # fmt: skip
     assert launcher.stdout is not None
     launcher.stdout.readline()
-    until = time.monotonic() + 30
-    while len(living(mark)) < 3 and time.monotonic() < until:
-        time.sleep(0.05)
+    assert begun(mark, 3)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     launcher.stdout.close()
-    while living(mark) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert living(mark) == []
+    assert left(mark) == []
 
 
 def test_a_guard_without_input_ends_its_process(tmp_path: Path) -> None:
@@ -235,7 +222,7 @@ def test_a_guard_without_input_ends_its_process(tmp_path: Path) -> None:
         words, stdin=subprocess.PIPE, start_new_session=True
     ) as guard:
         assert guard.wait(60) != 0
-    assert living(mark) == []
+    assert left(mark) == []
 
 
 def test_error_of_an_unreachable_host_names_a_command(tmp_path: Path) -> None:
@@ -406,4 +393,4 @@ def test_no_moment_of_ending_leaves_a_process(tmp_path: Path) -> None:
             wanted[0], counted = line, 0
             with pytest.raises(KeyboardInterrupt):
                 Runner(of, command, lambda p: {}, settings, Press()).run()
-            assert living(mark) == []
+            assert left(mark) == []

@@ -19,6 +19,7 @@ from shoal.foreign.hosts import this_machine
 from shoal.foreign.job import ProcessGroup, Shape
 from shoal.foreign.scripts import script_of
 from shoal.foreign.variables import variables_of
+from tests.support.marked import begun, left
 
 pytestmark = pytest.mark.process
 LIMIT_S = 30.0
@@ -89,7 +90,7 @@ def test_the_first_that_fails_stops_the_others(tmp_path: Path, failing: str) -> 
     path = written(shape, [sys.executable, "-c", code], tmp_path)
     with started(path) as process:
         assert process.wait(LIMIT_S) == 5
-    assert living(mark) == []
+    assert left(mark) == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -104,23 +105,12 @@ def test_a_signal_ends_all_that_it_has_started(
     words = shlex.split(f"sh -c {shlex.quote(f'{ignores}: {mark}; sleep 1000; :')}")
     path = written(Shape(per_node=2), words, tmp_path)
     with started(path) as process:
-        until = time.monotonic() + LIMIT_S
-        while len(living(f": {mark}")) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        assert begun(f": {mark}", 2)
         time.sleep(0.2)
         process.send_signal(number)
         assert process.wait(LIMIT_S) == code
-    assert living(mark) == []
+    assert left(mark) == []
     assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def living(mark: str) -> list[int]:
-    found = list[int]()
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = " ".join(process.info["cmdline"] or [])
-        if mark in words and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process.pid)
-    return found
 
 
 ENDINGS = [
