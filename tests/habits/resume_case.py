@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,6 +16,8 @@ import numpy as np
 
 import shoal
 from shoal.models.no_tensorflow import no_tensorflow
+from shoal.runs.catalogue import run_ids
+from shoal.runs.folder import Folder
 
 ROWS, EPOCHS, WORKERS = 1500, 4, 2
 DRAWN = 0.2
@@ -30,13 +31,13 @@ class Killer(keras.callbacks.Callback):
 
     Args:
         moment: (epoch, batch), None for never.
-        folder: Folder of the checkpoints.
+        root: Folder or URL of the run's folder.
         pid: Id of the process to end; copies in other processes do nothing.
     """
 
-    def __init__(self, moment: Any, folder: str, pid: int) -> None:
+    def __init__(self, moment: Any, root: str, pid: int) -> None:
         super().__init__()
-        self.moment, self.folder, self.pid = moment, folder, pid
+        self.moment, self.root, self.pid = moment, root, pid
         self.epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -44,9 +45,7 @@ class Killer(keras.callbacks.Callback):
         self.epoch = epoch
         if self.moment is None or os.getpid() != self.pid:
             return
-        while len(list(Path(self.folder).glob("*/checkpoints/*.manifest"))) < min(
-            2, epoch - 1
-        ):
+        while len(manifests(self.root)) < min(2, epoch - 1):
             threading.Event().wait(0.005)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -55,6 +54,13 @@ class Killer(keras.callbacks.Callback):
             return
         if (self.epoch, batch) >= tuple(self.moment):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def manifests(root: str) -> list[str]:
+    """Checkpoints that are whole, of the one run there."""
+    [run] = run_ids(root)
+    names = Folder.at(root).child(run).names("checkpoints")
+    return [name for name in names if name.endswith(".manifest")]
 
 
 def make() -> keras.Model:

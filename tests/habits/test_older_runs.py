@@ -17,9 +17,21 @@ pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="runs of JAX"),
 ]
 ARCHIVES = sorted(Path(make.__file__).parent.glob("*.tar.gz"))
+SLOW = "before-five-rooms-all_reduce"
+"""The other one of its commit is enough for every day."""
 
 
-@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "archive",
+    [
+        pytest.param(
+            path,
+            id=path.name,
+            marks=pytest.mark.slow if path.name.startswith(SLOW) else (),
+        )
+        for path in ARCHIVES
+    ],
+)
 def test_a_run_of_an_older_version_is_resumed(archive: Path, tmp_path: Path) -> None:
     with tarfile.open(archive) as content:
         content.extractall(tmp_path, filter="data")

@@ -57,7 +57,12 @@ assert np.allclose([metric.value for metric in kept], losses), kept
     [
         # Keras' own callback needs TensorFlow, and so does wandb's; the scalars of a
         # run folder do not.
-        pytest.param(["tensorflow"], TENSORBOARD, id="tensorboard and export"),
+        pytest.param(
+            ["tensorflow"],
+            TENSORBOARD,
+            id="tensorboard and export",
+            marks=pytest.mark.examples,
+        ),
         pytest.param(["wandb", "tensorflow"], WANDB, id="wandb"),
         pytest.param(["mlflow"], MLFLOW, id="mlflow"),
     ],

@@ -160,7 +160,7 @@ shoal.fit(
     ("is_local", "signals"),
     [
         (False, [signal.SIGKILL]),
-        (True, [signal.SIGKILL]),
+        pytest.param(True, [signal.SIGKILL], marks=LONG),
         pytest.param(False, [signal.SIGINT] * 2, marks=LONG),
     ],
     ids=["store", "local", "ctrl-c-twice"],
