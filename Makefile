@@ -28,7 +28,7 @@ help:
 	@echo "make backends  the tests that depend on the backend, on TensorFlow and PyTorch; 4 minutes"
 	@echo "make examples  every block of every page, example scripts, the demo; 3 minutes"
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
-	@echo "make generate  rewrite the generated tables;  make docs builds the site"
+	@echo "make generate  rewrite generated tables and figures;  make docs builds the site"
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
 	@echo "make spark     tests on Spark sessions, which need Java; 10 minutes"
 	@echo "make spark-long  Spark on hosts of its own, jobs over SSH, many losses; 5 minutes"
@@ -114,9 +114,11 @@ format: $(STAMP)
 generated: $(STAMP)
 	@$(COG) --check --diff $(COG_FILES) || \
 		{ echo "Generated tables are out of date: run 'make generate' and commit."; exit 1; }
+	@$(BIN)/python docs/figures --check
 
 generate: $(STAMP)
 	$(COG) -r $(COG_FILES)
+	$(BIN)/python docs/figures
 
 # Notebooks are made from the scripts beside them; a test compares.
 notebooks: $(STAMP)

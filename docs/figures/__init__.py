@@ -1,0 +1,1 @@
+"""The drawn figures of the concept pages, made from Python so that they stay true."""
