@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "shoal"
 
 def house_map() -> str:
     """Returns one row for each file and folder of the package: what it decides."""
-    rows = ["", "| Room | What it is for |", "|---|---|"]
+    rows = ["", "| Module | What it is for |", "|---|---|"]
     for path in sorted(PACKAGE.iterdir(), key=lambda p: (p.is_file(), p.name)):
         source = path / "__init__.py" if path.is_dir() else path
         if source.suffix != ".py" or not source.is_file() or path.stem.startswith("_"):
