@@ -1,8 +1,7 @@
-"""The public functions and their contracts. Their implementation is in `training`.
+"""The public functions and their contracts. Their implementation is in `training`."""
 
-Little is imported before it is needed: `fit` starts the processes of a run first, and
-loads the rest of the package while those load theirs.
-"""
+# Imports stay few here: `fit` starts the processes of a run first, and imports the rest
+# while they import theirs.
 
 from __future__ import annotations
 

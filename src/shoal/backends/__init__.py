@@ -1,4 +1,4 @@
-"""One file a compute backend; the only room that imports one."""
+"""One file for each compute backend; no other package imports one."""
 
 from __future__ import annotations
 

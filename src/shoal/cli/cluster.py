@@ -59,28 +59,28 @@ def up(
     ] = None,
     is_dry: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print what would be made, and ask nobody."),
+        typer.Option("--dry-run", help="Print what would be made, and make nothing."),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON; with --dry-run.")
     ] = False,
     agrees: Annotated[
-        bool, typer.Option("--yes", help="Agree to the price of what is made.")
+        bool, typer.Option("--yes", help="Accept the price without a question.")
     ] = False,
     opens: Annotated[
         bool, typer.Option("--force-open", help="Allow SSH from all addresses.")
     ] = False,
     keeps_failed: Annotated[
         bool,
-        typer.Option("--keep-failed", help="Keep made machines of an `up` that fails."),
+        typer.Option("--keep-failed", help="Keep the machines of an `up` that fails."),
     ] = False,
 ) -> None:
     """Connects to the hosts, installs what they need, and starts Ray on them.
 
     A second call starts what is missing. A host that fails does not stop the others,
     as long as `min_workers` of them are up. If the file names a `provider`, the hosts
-    are made first, after their price is shown and agreed to; a first `up` that fails
-    releases them.
+    are made first, after you accept their price. A first `up` that fails releases
+    them.
     """
     asked = read_cluster_file(file)
     called = asked.spec.name if name is None else name
@@ -114,7 +114,7 @@ def show_clusters(
     as_json: AsJson = False,
     asks_all: Annotated[
         bool,
-        typer.Option("--all-regions", help="Ask AWS for those of its account instead."),
+        typer.Option("--all-regions", help="List those of the AWS account instead."),
     ] = False,
     profile: Annotated[
         str | None, typer.Option(help="Profile of AWS, with --all-regions.")
@@ -260,7 +260,7 @@ def down(
     ] = False,
     forces: Annotated[
         bool,
-        typer.Option("--force", help="Although jobs run on a provider's machines."),
+        typer.Option("--force", help="Also end a provider's machines with jobs."),
     ] = False,
 ) -> None:
     """Ends what `up` started on the hosts, and nothing else; may be repeated.
@@ -294,7 +294,7 @@ def down(
 def show_requirements(
     hosts: Annotated[
         Path | None,
-        typer.Argument(metavar="[HOSTS.YAML]", help="Include its packages."),
+        typer.Argument(metavar="[HOSTS.YAML]", help="File whose packages it adds."),
     ] = None,
 ) -> None:
     """Prints the packages that `up` installs, for `pip download`, for offline hosts."""

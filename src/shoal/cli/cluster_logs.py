@@ -23,17 +23,17 @@ def show_logs(
         typer.Argument(help="Number, address or machine id of a node; default all."),
     ] = None,
     follows: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on as they are written.")
+        bool, typer.Option("-f", "--follow", help="Follow new lines.")
     ] = False,
     hosts: Annotated[
         Path | None,
-        typer.Option(help="File of the cluster, if it is not known here any more."),
+        typer.Option(help="File of a cluster that this machine no longer knows."),
     ] = None,
 ) -> None:
     """Prints what a provider's machines wrote while they booted.
 
-    They are read from the provider's storage, so those of a machine that is gone, and
-    with --hosts of a cluster that is down, are there too.
+    The logs are in the provider's storage, so they outlive the machine. Pass --hosts
+    for a cluster that is down.
     """
     state = _state_of(name, hosts)
     provider, instance = provider_of(state), _instance_of(state, node)

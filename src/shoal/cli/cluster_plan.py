@@ -41,12 +41,12 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
     kind: Annotated[
         str | None,
-        typer.Option("--type", help="Instance type of the workers; asked for."),
+        typer.Option("--type", help="Instance type of the workers; default: ask."),
     ] = None,
     count: Annotated[int, typer.Option(help="Number of workers.")] = 1,
     region: Annotated[str, typer.Option(help="Region.")] = "us-east-1",
     ssh_from: Annotated[
-        str, typer.Option(help="Addresses that may use SSH; me is the own one.")
+        str, typer.Option(help="Addresses that may use SSH; me is yours.")
     ] = ME,
     max_hours: Limit = "24",
     budget_dollars: Limit = "100",
@@ -79,8 +79,8 @@ def init(
 def show_cost(file: AwsPath, as_json: AsJson = False) -> None:
     """Prints what a cluster costs: an hour, a day, until its end, and each part.
 
-    Prices are list prices from a dated table of this package; one that is not in it
-    is unknown, and a budget then refused. Asks nobody.
+    Prices are list prices from a dated table of this package. If a price is not in
+    it, a budget is refused. Needs no account and no network.
     """
     spec = read_aws(file)
     cost = cost_of(spec, listed_prices(spec.region or ""))
@@ -106,7 +106,7 @@ def show_policy(
 def show_template(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="With its SSH sources and tags."),
+        typer.Argument(metavar="[FILE]", help="File with SSH sources and tags."),
     ] = None,
 ) -> None:
     """Prints the template of CloudFormation that `up` sends."""

@@ -19,7 +19,7 @@ def show_findings(
 ) -> None:
     """Checks what this machine can do, and prints each fault with its remedy.
 
-    Ends with status 1 when there is a fault; an optional part that is absent is none.
+    Ends with status 1 when there is a fault. A missing optional part is no fault.
     """
     backend = os.environ.get("KERAS_BACKEND", "jax")
     findings = examine(read_signs(backend, environment().runs))

@@ -1,4 +1,4 @@
-"""Clusters, the origin of machines: one file for each kind."""
+"""Clusters, which provide machines: one file for each kind."""
 
 from shoal.clusters.base import Allocation, Cluster, ResourceRequest
 from shoal.clusters.ray import Ray

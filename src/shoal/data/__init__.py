@@ -1,6 +1,6 @@
-"""What feeds a model: sources of samples, and the order they come in.
+"""Sources of samples, and the order in which they come.
 
-`fit` makes a source of whatever it is given. To say more than its arguments do, make
+`fit` makes a source of its data. To say more than its arguments do, make
 one and pass it as x: `open_files` for files of any kind, `ShardedSource` for a stream
 that workers open in shards. `adapt` scales features over data of any size.
 """

@@ -1,4 +1,4 @@
-"""Real data for the demo: will a flight that left New York arrive late?
+"""Real data for the demo: whether a flight that left New York arrived late.
 
 This file decides the features: facts that are known when an aircraft leaves the gate,
 as about twenty numbers of mean 0 and deviation 1.

@@ -86,10 +86,10 @@ def run_demo(
 def _introduction(flights: Flights, settings: Settings) -> str:
     majority = max(flights.y_test.mean(), 1 - flights.y_test.mean())
     return (
-        f"Will a flight from New York arrive late? {flights.x.shape[1]} features, "
-        f"{settings.rows:,} flights to learn from, {len(flights.x_test):,} to test "
-        f"with ({majority:.1%} by always guessing 'on time'); all train on "
-        f"{settings.samples:,} samples.\n"
+        "The task: predict whether a flight from New York arrives late. "
+        f"{flights.x.shape[1]} features, {settings.rows:,} flights to train on, "
+        f"{len(flights.x_test):,} to test ({majority:.1%} by always guessing 'on "
+        f"time'). Each training sees {settings.samples:,} samples.\n"
     )
 
 

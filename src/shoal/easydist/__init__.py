@@ -1,4 +1,4 @@
-"""EasyDist's face: one object that knows a bucket, and trains the script's model."""
+"""EasyDist's API: one object that reads a bucket and trains the script's model."""
 
 from shoal.easydist.environment import ExecutionEnvironment
 

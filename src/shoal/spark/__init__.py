@@ -1,4 +1,4 @@
-"""Training and predictions on DataFrames: what dist-keras had, and stages of Spark ML.
+"""Training and prediction on DataFrames: dist-keras' API, and stages of Spark ML.
 
 Names are loaded when they are first used, so that `import shoal.spark` imports neither
 PySpark nor Keras: executors import this package before they know their backend.

@@ -11,7 +11,7 @@ from shoal.strategies.elastic import ElasticServer
 @final
 @dataclass(frozen=True, kw_only=True)
 class AEASGD(ElasticServer):
-    """Elastic averaging, asynchronous: workers explore, a spring ties them to a center.
+    """Elastic averaging, asynchronous: each worker and the center move closer together.
 
     Every `period` local steps a worker and the center move toward each other by
     the same amount, so that neither jumps. Choose it over `Downpour` when workers

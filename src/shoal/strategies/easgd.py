@@ -15,7 +15,7 @@ from shoal.vectors import Vector
 @final
 @dataclass(frozen=True, kw_only=True)
 class EASGD(ElasticStrategy, RoundStrategy):
-    """Elastic averaging in rounds: workers explore, one step of the center for all.
+    """Elastic averaging in rounds: all workers and the center move closer together.
 
     Choose it over `LocalSGD` to let workers differ and explore, and over `AEASGD`
     for a run that repeats bit for bit. A round waits for its slowest worker, or for a

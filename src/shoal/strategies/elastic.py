@@ -19,12 +19,12 @@ from shoal.vectors import Vector
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticStrategy(Strategy):
-    """A spring between each worker and the center. Subclass it beside a verb class.
+    """An elastic force between worker and center. Subclass it beside a verb class.
 
     Args:
         beta: Total pull of all workers on the center, in (0, 1], default 0.9.
         moving_rate: Pull of one worker, in (0, 1]; overrides `beta`. The paper's alpha.
-        rho: Strength of the spring, above 0; with `learning_rate` it overrides `beta`.
+        rho: Strength of the force, above 0; with `learning_rate` it overrides `beta`.
         learning_rate: Step size eta that makes moving_rate = rho * learning_rate.
     """
 

@@ -1,1 +1,1 @@
-"""The web page of runs: `shoal ui`. It reads run folders, and presses few buttons."""
+"""The web page of runs, `shoal ui`: it shows, starts, stops and resumes runs."""
