@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from shoal import strategies
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FIGURES = sorted((DOCS / "assets" / "concepts").glob("*.svg"))
@@ -72,6 +74,19 @@ def test_a_concept_leads_on_to_how_to_and_reference(page: Path):
 def test_every_figure_is_on_a_page():
     text = "".join(page.read_text() for page in PAGES)
     assert [f.name for f in FIGURES if f.name not in text] == []
+
+
+def test_default_periods_are_those_of_the_strategies():
+    text = (DOCS / "concepts" / "synchronous-and-asynchronous.md").read_text()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.+) \|$", text, re.MULTILINE)
+    shown = {
+        name: 0 if "epoch" in period else int(period)
+        for names, period in rows
+        for name in re.findall(r"\w+", names)
+    }
+    exchanging = [n for n in strategies.registry.names() if n in shown]
+    assert len(exchanging) == 11
+    assert shown == {name: strategies.get(name).period for name in exchanging}
 
 
 def test_the_glossary_is_in_order():

@@ -47,7 +47,7 @@ def submit(
         typer.Option("--with", help="File or folder to send along with it."),
     ] = None,
 ) -> None:
-    """Runs a script on the head of a cluster; it goes on when you log out.
+    """Runs a script on the head of a cluster; it continues when you log out.
 
     The script finds Ray by RAY_ADDRESS, and its runs go to the folder that the hosts
     share, or to the job's own.

@@ -30,7 +30,7 @@ GRACE_S = 10.0
 
 @final
 class Job:
-    """Trains with a trainer on the head of a cluster; it goes on when you log out.
+    """Trains with a trainer on the head of a cluster; it continues when you log out.
 
     The trainer travels as its name and arguments, and its model as a Keras archive, so
     nothing that is sent is code. The head compares the secret before it reads the
