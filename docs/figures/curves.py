@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
@@ -108,17 +109,18 @@ def _panel(d: Drawing, left: float, top: float) -> None:
 
 def _curve(d: Drawing, left: float, top: float, values: list[float], kind: str) -> None:
     """Draws a curve as far as it lies in the panel."""
-    points: list[tuple[float, float]] = []
-    for place, value in enumerate(values):
-        x = _across(left, place)
-        if value < LOWEST:
-            before = values[place - 1] if place else value
-            share = (before - LOWEST) / (before - value) if place else 0.0
-            x -= (1 - share) * APART
-            points.append((x, top + TALL))
-            break
-        points.append((x, _height(top, value)))
-    d.line(*points, kind=f"curve {kind}")
+    for place, (here, there) in enumerate(pairwise(values)):
+        if max(here, there) < LOWEST:
+            continue
+        x, y = _across(left, place), _height(top, max(here, LOWEST))
+        end, low = _across(left, place + 1), _height(top, max(there, LOWEST))
+        if min(here, there) < LOWEST:
+            share = (max(here, there) - LOWEST) / abs(here - there)
+            if here < there:
+                x = end - share * APART
+            else:
+                end = x + share * APART
+        d.line((x, y), (end, low), kind=f"curve {kind}")
 
 
 def _across(left: float, place: int) -> float:

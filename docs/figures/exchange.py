@@ -26,9 +26,9 @@ def draw() -> str:
 
     _message(d, 66, SERVER, WORKER, "lease: samples")
     d.box(WORKER - 62, 82, 124, 56, "worker")
-    d.text(WORKER, 103, "one period:", "small", "middle")
-    d.text(WORKER, 119, "local steps on", "small", "middle")
-    d.text(WORKER, 133, "its own copy", "small", "middle")
+    d.text(WORKER, 102, "one period:", "small", "middle")
+    d.text(WORKER, 117, "local steps on", "small", "middle")
+    d.text(WORKER, 132, "its own copy", "small", "middle")
     _message(d, 168, WORKER, SERVER, "push")
     d.box(SERVER - 66, 184, 132, 92, "server")
     d.text(SERVER, 203, "apply: on arrival,", "small", "middle")
@@ -37,7 +37,7 @@ def draw() -> str:
     d.text(SERVER, 253, "count, once", "small", "middle")
     d.text(SERVER, 270, "version + 1", "small", "middle")
     _message(d, 310, SERVER, WORKER, "reply, next lease")
-    d.text(WORKER - 62, 338, "pull", "small")
+    d.text(WORKER + 8, 328, "pull", "small")
     return d.svg(356)
 
 

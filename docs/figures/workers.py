@@ -36,15 +36,15 @@ def draw() -> str:
     d.text(30, 183, "center: the shared weights", "small")
     d.text(30, 204, "ledger: which samples are done", "small")
 
-    for rank, x in enumerate((18, 120, 222)):
-        d.arrow((x + 40, 282), (x + 40, 219))
-        d.text(x + 35, 255, "push", "small", "end")
-        d.arrow((x + 62, 218), (x + 62, 281))
-        d.text(x + 67, 255, "pull", "small")
-        d.box(x, 282, 100, 76, "worker")
-        d.text(x + 10, 301, f"Worker {rank}", "title")
+    for rank, x in enumerate((18, 123, 228)):
+        d.arrow((x + 37, 282), (x + 37, 219))
+        d.text(x + 32, 255, "push", "small", "end")
+        d.arrow((x + 58, 218), (x + 58, 281))
+        d.text(x + 63, 255, "pull", "small")
+        d.box(x, 282, 94, 76, "worker")
+        d.text(x + 8, 301, f"Worker {rank}", "title")
         for cell in range(5):
-            d.box(x + 10 + 16 * cell, 309, 16, 11, "worker", 0)
-        d.text(x + 10, 336, "its own copy", "small")
-        d.text(x + 10, 350, "of the model", "small")
+            d.box(x + 8 + 16 * cell, 309, 16, 11, "worker", 0)
+        d.text(x + 8, 336, "its own copy", "small")
+        d.text(x + 8, 350, "of the model", "small")
     return d.svg(378)
