@@ -5,14 +5,12 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -23,7 +21,7 @@ from shoal.clusters.tunnel import Tunnel
 from shoal.errors import ConfigError
 from shoal.foreign.hosts import free_ports
 from shoal.foreign.words import BEAT_S, QUIET_S, guarded
-from shoal.host.temporary import temporary_folder
+from shoal.host.scratch import scratch_folder
 from shoal.plan import environment
 from shoal.runs.catalogue import find_run
 from shoal.runs.folder import Folder
@@ -124,13 +122,11 @@ def _show_here(folder: Folder, port: int | None) -> None:
     if scalars.is_local:
         _say(_launch(scalars.path, port))
         threading.Event().wait()
-    with tempfile.TemporaryDirectory(
-        prefix="shoal-tensorboard-", dir=temporary_folder()
-    ) as target:
-        copy = LocalCopy(scalars, Path(target), partial(say, err=True))
+    with scratch_folder("tensorboard") as target:
+        copy = LocalCopy(scalars, target, partial(say, err=True))
         copy.update()
         with _following(copy, scalars.url) as is_over:
-            _say(_launch(target, port))
+            _say(_launch(str(target), port))
             is_over.wait()
 
 

@@ -15,7 +15,7 @@ import socket
 import tempfile
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import final
 
@@ -28,7 +28,7 @@ from shoal.interruption import ends_hard
 LOCK = "lock"
 
 
-KINDS = ("frame", "run", "spool")
+KINDS = ("frame", "logs", "model", "run", "send", "spool", "tensorboard")
 
 
 def _prefix(kind: str) -> str:
@@ -129,6 +129,23 @@ class Scratch:
         """Releases the folder's lock in a fork; `HeldLock` releases the other."""
         self._remove = lambda: None
         blank(self._folder)
+
+
+@contextlib.contextmanager
+def scratch_folder(kind: str) -> Generator[Path]:
+    """Yields a folder that is removed afterwards, by another process if need be.
+
+    Args:
+        kind: One of `KINDS`.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    scratch = Scratch(planned_scratch(kind))
+    try:
+        yield scratch.make_folder()
+    finally:
+        scratch.close()
 
 
 def _remove(path: Path, lock: HeldLock | None, folder: int, owner: int) -> None:

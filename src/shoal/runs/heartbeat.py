@@ -56,13 +56,16 @@ class Heartbeat:
         """Ends it, with a limit. Safe to repeat.
 
         Args:
-            remove: The run has a final event, and nobody will ask.
+            remove: The run has a final event, and nobody will ask: removes this one,
+                and those of drivers that were lost.
         """
         self._end.set()
         self._thread.join(CLOSE_S)
         if remove:
-            with suppress(Exception):  # a small object stays
-                self._folder.fs.rm_file(self._folder.where(_file(self.name)))
+            with suppress(Exception):  # small objects stay
+                for name in self._folder.names(HEARTBEATS):
+                    file = f"{HEARTBEATS}/{name}"
+                    self._folder.fs.rm_file(self._folder.where(file))
 
     def _beat(self) -> None:
         here, number = Process.here().fields, 0

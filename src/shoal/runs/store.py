@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -19,12 +18,12 @@ from shoal.facts import DEFAULT_ROOT
 from shoal.forks import gives_up
 from shoal.host.locks import HeldLock
 from shoal.host.processes import Process
+from shoal.host.scratch import Scratch, planned_scratch, scratch_folder
 from shoal.host.temporary import (
     NoTemporaryFolder,
     keras_saving,
     temporary_folder,
 )
-from shoal.interruption import ends_hard
 from shoal.runs import outlines
 from shoal.runs.base import Run as Run
 from shoal.runs.base import Which
@@ -97,7 +96,7 @@ class StoredRun(Run):
         self.folder = folder
         self._limits = limits or SegmentLimits()
         self._scalars = ScalarWriter(folder.child(SCALARS))
-        self._staging: tempfile.TemporaryDirectory[str] | None = None
+        self._staging: Scratch | None = None
         # Begun with the first event: reading a run must not change it.
         self._segments: Segments | None = None
         self._lock_file: HeldLock | None = None
@@ -110,7 +109,6 @@ class StoredRun(Run):
         self._lost = 0
         self._said: set[str] = set()
         gives_up(self)
-        ends_hard(self)
         self._replay()
 
     @property
@@ -151,14 +149,12 @@ class StoredRun(Run):
             if self.folder.is_local:
                 return self.folder.local_path(name)
             with self._lock:
-                if self._staging and not Path(self._staging.name).is_dir():
-                    self._staging.cleanup()  # it was removed
+                if self._staging and not self._staging.path.is_dir():
+                    self._staging.close()  # it was removed
                     self._staging = None
                 if self._staging is None:
-                    self._staging = tempfile.TemporaryDirectory(
-                        prefix="shoal-logs-", dir=temporary_folder()
-                    )
-            return Path(self._staging.name, f"worker-{rank}.log")
+                    self._staging = Scratch(planned_scratch("logs"))
+                return self._staging.path / f"worker-{rank}.log"
         except OSError as error:
             self._say("logs of the workers", error)
             return None
@@ -176,12 +172,10 @@ class StoredRun(Run):
         if self.is_taken:
             return None
         try:
-            temporary = temporary_folder()  # Keras packs archives there
+            temporary_folder()  # Keras packs archives there
             if not self.folder.is_local:
-                with tempfile.TemporaryDirectory(
-                    prefix="shoal-model-", dir=temporary
-                ) as staging:
-                    return self._save(model, which, Path(staging, which))
+                with scratch_folder("model") as staging:
+                    return self._save(model, which, staging / which)
             # Beside its final path, because a rename stays within one file system.
             partial = self.folder.local_path(f"{MODELS}/.{which}-{os.getpid()}")
             try:
@@ -227,25 +221,18 @@ class StoredRun(Run):
             held, self._lock_file = self._lock_file, None
             heartbeat, self._heartbeat = self._heartbeat, None
         if staging:
-            staging.cleanup()
+            staging.close()
         if held:
             held.remove()
         if heartbeat:
             heartbeat.close(remove=self._is_finished)
-
-    def end_hard(self) -> None:
-        """Removes temporary files; see `interruption.ends_hard`."""
-        if self._staging is not None:
-            shutil.rmtree(self._staging.name, ignore_errors=True)
 
     def give_up(self) -> None:
         """Makes a fork record nothing, and remove nothing."""
         self._lock = threading.RLock()  # another thread may have held it
         self._segments, self._is_closed, self._lock_file = None, True, None
         self._heartbeat = None  # its thread is not in the fork
-        staging, self._staging = self._staging, None
-        if staging is not None:
-            staging._finalizer.detach()  # pyright: ignore[reportAttributeAccessIssue]
+        self._staging = None  # its owner is not the fork
 
     def _keep(self, line: bytes, event: Event) -> None:
         if self._is_closed:
@@ -347,7 +334,7 @@ class StoredRun(Run):
 
     def _upload_logs(self) -> None:
         staging = None if self.is_taken else self._staging
-        for path in sorted(Path(staging.name).glob("*.log")) if staging else []:
+        for path in sorted(staging.path.glob("*.log")) if staging else []:
             try:
                 self.folder.put(path, f"{LOGS}/{path.name}")
             except Exception as error:

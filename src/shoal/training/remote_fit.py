@@ -33,7 +33,7 @@ from shoal.clusters.yarn import Yarn
 from shoal.data import ArraySource
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.host.private import make_private, share
-from shoal.host.temporary import temporary_folder
+from shoal.host.scratch import scratch_folder
 from shoal.paths import one_inside, unpack
 from shoal.plan import environment
 from shoal.runs.catalogue import EXPLAINED
@@ -189,10 +189,7 @@ def send(call: FitCall) -> Sent:
             "folder is what comes back. Leave run out."
         )
     ready = read(replace(call, cluster="local"))
-    with tempfile.TemporaryDirectory(
-        prefix="shoal-send-", dir=temporary_folder()
-    ) as folder:
-        root = Path(folder)
+    with scratch_folder("send") as root:
         with create(root / "made", ready.work.model.name) as record:
             _fill(record, ready, there(call.cluster))
             made = Path(record.folder.local_path("plan.json")).parent
