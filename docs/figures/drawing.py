@@ -33,7 +33,7 @@ display:block;margin:0 auto;width:22rem;max-width:100%;height:auto;font-family:i
 .concept-figure .free{fill:none;stroke:var(--quiet)}
 .concept-figure .gone{fill:none;stroke:var(--lost);stroke-dasharray:3 2}
 .concept-figure .line{fill:none;stroke:currentColor}
-.concept-figure .grid{fill:none;stroke:var(--quiet);stroke-opacity:.6}
+.concept-figure .grid{fill:none;stroke:var(--quiet);stroke-opacity:.35}
 .concept-figure .dashes{fill:none;stroke:var(--quiet);stroke-dasharray:4 3}
 .concept-figure .cross{fill:none;stroke:var(--lost);stroke-width:2.5}
 .concept-figure .head{fill:currentColor;stroke:none}

@@ -21,8 +21,13 @@ def draw() -> str:
     d.text(WORKER, 26, "Worker", "title", "middle")
     d.box(SERVER - 66, 8, 132, 26, "server")
     d.text(SERVER, 26, "Server", "title", "middle")
-    d.line((WORKER, 34), (WORKER, 350), kind="dashes")
-    d.line((SERVER, 34), (SERVER, 350), kind="dashes")
+    # Boxes can be seen through: the lines end at them.
+    for x, spans in (
+        (WORKER, ((34, 82), (138, 350))),
+        (SERVER, ((34, 184), (276, 350))),
+    ):
+        for start, stop in spans:
+            d.line((x, start), (x, stop), kind="dashes")
 
     _message(d, 66, SERVER, WORKER, "lease: samples")
     d.box(WORKER - 62, 82, 124, 56, "worker")
