@@ -1,10 +1,12 @@
-# One command each. The first one on a new machine makes .venv and installs
-# everything; afterwards only a change of pyproject.toml or constraints.txt does.
+# One command each. The first one on a new machine makes .venv and installs what it needs:
+# everything, or for `make demo` little; afterwards only a change of pyproject.toml or
+# constraints.txt does.
 
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,\
 	$(shell command -v $(p) 2>/dev/null)))
 BIN := .venv/bin
 STAMP := .venv/.stamp
+DEMO_STAMP := .venv/.stamp-demo
 COG := PYTHONPATH=docs $(BIN)/cog
 COG_FILES := README.md docs/architecture.md $(wildcard docs/reference/*.md)
 
@@ -49,16 +51,25 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet \
+	--disable-pip-version-check --editable
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Shoal needs Python 3.11 or later: make PYTHON=/path/to/python3.11"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet \
-		--disable-pip-version-check --editable '.[dev]'
+	$(PYTHON) -m venv .venv
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[dev]'
 	$(BIN)/python hatch_build.py || echo "The page will draw simpler charts."
+	touch $(DEMO_STAMP) $@
+
+# What a user of JAX installs; everything else completes the same environment.
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[demo,jax]'
 	touch $@
 
-demo: $(STAMP)
+demo: $(DEMO_STAMP)
 	$(BIN)/shoal demo
 
 # XLA compiles the small programs of tests five times as fast with these. `make matrix`

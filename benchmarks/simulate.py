@@ -43,6 +43,7 @@ LABELS = {
     "rollback": "rollbacks of all_reduce",
     "grouped": "steps that a group averaged itself",
     "ungrouped": "groups that gave up averaging",
+    "alone": "pushes of a worker of all_reduce without a partner",
     "checkpoint": "checkpoints",
     "damaged": "checkpoints found damaged",
 }

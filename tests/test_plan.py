@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import ConfigError, PlanError
-from shoal.facts import Gpu, NodeFacts
+from shoal.facts import Gpu, Multiplications, NodeFacts
 from shoal.plan import (
     DataFacts,
     EnvironmentVariables,
@@ -58,8 +58,70 @@ def plan(
     ],
 )
 def test_auto_workers(machine: MachineFacts, workers: int, threads: int):
-    found = plan(machine=machine)
+    found = plan(LocalSGD(), machine=machine)
     assert (found.workers, found.min_workers, found.threads) == (workers, 1, threads)
+    assert found.alone_steps == 0
+
+
+def of_work(**work: int) -> ModelFacts:
+    return replace(MODEL, multiplications=Multiplications(**work))
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_size", "workers"),
+    [
+        (MODEL, 64, 1),  # what it computes is not known
+        (of_work(dense=380_000), 64, 1),
+        (of_work(dense=380_000), 256, 1),
+        (of_work(convolved=4_000_000), 64, 2),
+        (of_work(convolved=4_000_000), 1, 1),
+        (of_work(recurrent=250_000), 32, 1),
+        (of_work(recurrent=250_000), 4096, 2),
+    ],
+)
+def test_auto_takes_several_workers_of_all_reduce_for_long_steps(
+    model: ModelFacts, batch_size: int, workers: int
+):
+    two = MachineFacts(cores=2)
+    found = plan(model=model, machine=two, batch_size=batch_size)
+    assert (found.workers, found.threads) == (workers, 2 // workers)
+    assert ("workers=2 overrides" in found.explain()) is (workers == 1)
+    assert "note" not in found.explain()
+    assert plan(model=model, machine=two, workers=2).workers == 2
+    assert "overrides" not in plan(model=model, machine=two, workers=2).explain()
+
+
+def test_gradients_of_gpus_and_clusters_are_exchanged_by_all_workers():
+    assert plan(machine=MachineFacts(cores=4, gpus=GPUS)).workers == 2
+    assert plan(cluster="inline", known_clusters=("inline",)).workers == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ({}, 128),
+        ({"batch_size": 1000}, 10),
+        ({"data": replace(DATA, size_bytes=10_000 << 17)}, 8),
+        ({"model": of_work(dense=40_000_000)}, 4),
+        ({"model": of_work(dense=40_000_000_000)}, 1),
+        ({"workers": 2}, 0),
+        ({"strategy": LocalSGD()}, 0),
+        ({"on_nan": "skip"}, 0),
+        ({"cluster": "inline", "known_clusters": ("inline",)}, 0),
+        ({"model": replace(MODEL, needs_compiler=True)}, 128),
+    ],
+)
+def test_steps_of_a_worker_without_a_partner(arguments: dict[str, Any], steps: int):
+    given: dict[str, Any] = {"workers": 1, **arguments}
+    found = plan(**given)
+    assert found.alone_steps == rules(found).alone_steps == steps
+    assert ("none while there is one worker" in found.explain()) is (steps > 0)
+
+
+def test_windows_that_cannot_be_compiled_are_exchanged_step_by_step():
+    model = replace(MODEL, needs_compiler=True)
+    machine = MachineFacts(cores=2, has_compiler=False)
+    assert plan(model=model, machine=machine, workers=1).alone_steps == 0
 
 
 def test_auto_respects_the_limits_of_the_strategy():
@@ -345,7 +407,8 @@ def test_few_exchanges():
     ],
 )
 def test_other_warnings(arguments: dict[str, Any], words: str):
-    [warning] = plan(**arguments).warnings
+    given: dict[str, Any] = {"workers": 2, **arguments}
+    [warning] = plan(**given).warnings
     assert words in warning
 
 

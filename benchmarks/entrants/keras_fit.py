@@ -61,11 +61,13 @@ def train(given: Any, fit: Callable[..., Any]) -> None:
     if given.until is not None:
         until = Until(given.until)
         more = {"callbacks": [marks, until], "validation_data": work.held_back()}
+    called = time.perf_counter()
     history = fit(
         x, y, batch_size=given.batch, epochs=given.epochs, verbose=0, **more
     )  # fmt: skip
     reached_at = None if until is None else until.reached_at
-    answer(marks.spans, history.history["loss"], reached_at=reached_at)
+    call_s = time.perf_counter() - called
+    answer(marks.spans, history.history["loss"], reached_at=reached_at, call_s=call_s)
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""`shoal.fit` on two workers."""
+"""`shoal.fit` with a strategy on two workers, or as it is called without options."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import shoal
 from benchmarks.entrants.keras_fit import train
@@ -13,10 +14,12 @@ from benchmarks.works import WORKS
 def main() -> None:
     """Trains."""
     given = asked(
-        lambda parser: parser.add_argument("--strategy", required=True),
+        lambda parser: parser.add_argument("--strategy", help="none: the default call"),
         lambda parser: parser.add_argument("--workers", type=int, default=2),
     )
-    ours = {"strategy": given.strategy, "workers": given.workers, "run": False}
+    ours: dict[str, Any] = {"run": False}
+    if given.strategy:
+        ours |= {"strategy": given.strategy, "workers": given.workers}
     train(given, partial(shoal.fit, WORKS[given.work].make(), **ours))
 
 

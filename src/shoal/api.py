@@ -97,9 +97,11 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         strategy: How workers agree: a name, as `shoal strategies` lists them, or an
             object of `shoal.strategies`.
         workers: Training processes, `(min, max)`, or "auto": one a GPU, else one a
-            usable core, at most 4; of a cluster one a GPU, else one a node, or one a
-            slot of Spark. "yarn" or a `shoal.clusters.Yarn`: as many as a
-            ResourceManager's nodes have cores.
+            usable core, at most 4; for `all_reduce` without GPUs one with all cores,
+            unless several are faster in spite of an exchange at each step, as `plan`
+            says. Of a cluster one a GPU, else one a node, or one a slot of Spark.
+            "yarn" or a `shoal.clusters.Yarn`: as many as a ResourceManager's nodes have
+            cores.
             If a Ray cluster has room for fewer than `max`, the rest joins later.
         cluster: Where workers run; "local" is this machine. "ray", the address of a Ray
             cluster, or a `shoal.clusters.Ray`: its nodes; "auto": these, where this
@@ -234,7 +236,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
 
         if is_away(cluster):
             return fit_there(call)
-    with undisturbed(), early_pool(chosen, cluster, workers, threads) as pool:
+    with undisturbed(), early_pool(call) as pool:
         from shoal.training.run_fit import FitContext, perform
 
         return perform(call, FitContext(began=began, pool=pool))

@@ -18,6 +18,32 @@ SAMPLE_ROWS = 4
 """Rows on which a model is tried, if it does not fix their number."""
 
 
+class Multiplications(NamedTuple):
+    """Multiplications of weights for one sample, forward, by the kind of their layers.
+
+    Args:
+        dense: In layers that are products of matrices, which all cores share well.
+        convolved: In convolutions.
+        recurrent: In recurrent cells, one time step after the other.
+
+    Example:
+        >>> Multiplications(dense=6, recurrent=2).total
+        8
+    """
+
+    dense: int = 0
+    convolved: int = 0
+    recurrent: int = 0
+
+    @property
+    def total(self) -> int:
+        """Returns the multiplications of all layers."""
+        return sum(self)
+
+
+UNKNOWN = Multiplications()
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
@@ -57,6 +83,7 @@ class ModelFacts:
         needs_compiler: Whether a window of steps is compiled by a C++ compiler.
         metrics: Name in a history -> "up" or "down", the direction in which the metric
             improves; "" if it does not say.
+        multiplications: Estimated work of a sample; all zero if unknown.
 
     Example:
         >>> ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD").backend
@@ -89,6 +116,7 @@ class ModelFacts:
     backend: str = "jax"
     needs_compiler: bool = False
     metrics: Mapping[str, str] = field(default_factory=dict[str, str])
+    multiplications: Multiplications = UNKNOWN
 
 
 @final

@@ -86,3 +86,35 @@ def test_without_convolutions_a_window_is_one_program() -> None:
     backend: Any = opened()
     backend.warm_up(rows(WINDOW), is_gradient=False)
     assert not backend._is_stepwise
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_windows_and_exchanged_steps_take_turns(optimizer: str) -> None:
+    """A worker of all_reduce that is alone, then exchanges, then is alone again."""
+    data, parts = rows(WINDOW), [(0, 3), (3, 4), (4, 5), (5, WINDOW)]
+    found = list[Any]()
+    for is_mixed in (False, True):
+        keras.utils.set_random_seed(4)
+        net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        net.compile(optimizer, "mse", metrics=["mae"])
+        net.build((None, 3))
+        net.optimizer.build(net.trainable_variables)
+        net.train_on_batch(data[0][:1], data[1][:1])
+        spec = ComputeSpec(window=WINDOW, batch_size=BATCH)
+        backend = backend_class(keras.backend.backend())(net, spec)
+        sums = np.zeros(backend.metrics_size)
+        gradient = np.empty(backend.layout.size, np.float32)
+        for start, stop in parts:
+            part = tuple(array[start * BATCH : stop * BATCH] for array in data)
+            clock = Clock(start=float(start))
+            if is_mixed and stop - start == 1 and stop < WINDOW:
+                mass = backend.gradient(part, BATCH, gradient)
+                backend.apply(gradient / np.float32(mass), clock)
+            else:
+                backend.run(part, stop - start, clock)
+            backend.take_metrics(sums, add=True)
+        found.append((backend.read()[0].copy(), sums, backend.snapshot()))
+    (plain, plain_sums, state), (mixed, mixed_sums, other) = found
+    np.testing.assert_allclose(mixed, plain, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(mixed_sums, plain_sums, rtol=1e-4)
+    assert len(state) == len(other)

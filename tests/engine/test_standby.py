@@ -80,7 +80,9 @@ def kill(server: BaseServer, at: int, where: str) -> None:
 
 def setup(name: str, **fields: Any) -> Setup:
     fields = {"workers": 3, "epochs": EPOCHS, "has_standby": True, **fields}
-    return Setup.linear(PROBLEM, get(name), **fields)
+    if name == ALONE:
+        fields |= {"workers": 1, "alone_steps": 2}
+    return Setup.linear(PROBLEM, get(name.partition(",")[0]), **fields)
 
 
 def train(given: Setup, *kills: tuple[int, str]) -> Outcome:
@@ -114,7 +116,9 @@ def is_exact(outcome: Outcome) -> None:
     assert left <= {JOINED_AGAIN}  # who had not heard yet that it had a place
 
 
-NAMES = ["aeasgd", "downpour", "local_sgd", "all_reduce"]
+ALONE = "all_reduce, alone"
+"""A worker that takes windows of steps, as long as it has no partner."""
+NAMES = ["aeasgd", "downpour", "local_sgd", "all_reduce", ALONE]
 WHERE = ["before", "knows", "after"]
 
 
@@ -141,7 +145,7 @@ def test_encoded_vectors_survive_a_failover(name: str, where: str) -> None:
     assert np.abs(outcome.vector - plainly.vector).max() < 0.02 * moved
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "all_reduce"])
+@pytest.mark.parametrize("name", ["local_sgd", "all_reduce", ALONE])
 @pytest.mark.parametrize("where", WHERE)
 def test_weights_after_a_failover_are_those_without_one(name: str, where: str) -> None:
     """Rounds repeat bit for bit: anything lost or applied twice shows."""

@@ -16,7 +16,7 @@ from shoal.errors import WorkerFailed
 from shoal.strategies import get, registry
 from shoal.testing import faults
 from shoal.testing.problems import LeastSquares
-from tests.support.inline import Outcome, Setup, train
+from tests.support.inline import Cluster, Outcome, Setup, train
 from tests.support.linear import LinearBackend
 
 PROBLEM = LeastSquares.seeded(rows=101, size=5)
@@ -25,14 +25,18 @@ EXCHANGING = [name for name in NAMES if name != "single"]
 ROUNDS = [name for name in EXCHANGING if not get(name).is_asynchronous]
 PLAIN = [name for name in NAMES if "plain" in get(name).promises]
 RATE = 0.3
+ALONE = "all_reduce, alone"
+"""A worker that takes windows of steps, as long as it has no partner."""
 
 
 def setup(name: str, **changes: Any) -> Setup:
     given: dict[str, Any] = {
-        "workers": 1 if name == "single" else 3,
+        "workers": 1 if name in ("single", ALONE) else 3,
         "epochs": 3,
+        "alone_steps": 3 if name == ALONE else 0,
         **changes,
     }
+    name = name.partition(",")[0]
     return Setup.linear(PROBLEM, get(name), RATE, **given)
 
 
@@ -56,7 +60,7 @@ def check_counts(outcome: Outcome, epochs: int = 3) -> None:
 
 @pytest.mark.parametrize("wants_slot", [True, False])
 @pytest.mark.parametrize("has_barrier", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, ALONE])
 def test_every_sample_is_committed_once(
     name: str, wants_slot: bool, has_barrier: bool
 ) -> None:
@@ -126,14 +130,14 @@ def test_steps_are_taken_before_the_answer_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("name", EXCHANGING)
+@pytest.mark.parametrize("name", [*EXCHANGING, ALONE])
 def test_encoded_vectors_train_as_well(name: str, codec: str) -> None:
     given = setup(name, wants_slot=False)
     outcome, plainly = train(replace(given, codec=codec)), train(given)
     check_counts(outcome)
     found, expected = PROBLEM.loss(outcome.vector), PROBLEM.loss(plainly.vector)
     begun = PROBLEM.loss(np.zeros(PROBLEM.size, "f4"))
-    if name in ROUNDS:  # which repeat: what differs is the rounding
+    if name in [*ROUNDS, ALONE]:  # which repeat: what differs is the rounding
         assert found - expected <= 0.01 * (begun - expected)
     else:
         assert found < begun
@@ -169,21 +173,23 @@ def test_one_worker_that_exchanges_each_step_trains_plainly(
 
 
 @pytest.mark.parametrize("wants_slot", [True, False])
+@pytest.mark.parametrize("alone_steps", [0, 4])
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("batch_size", [10, 100, 101])
 def test_all_reduce_trains_plainly(
-    workers: int, batch_size: int, wants_slot: bool
+    workers: int, batch_size: int, alone_steps: int, wants_slot: bool
 ) -> None:
     # 10 and 100 over 3 and 7 are uneven shares; a last batch of one row leaves all
     # workers but one without any.
     fields = {"workers": workers, "batch_size": batch_size}
+    fields["alone_steps"] = alone_steps
     outcome = train(setup("all_reduce", wants_slot=wants_slot, **fields))
     check_counts(outcome)
     expected = plain(3, batch_size)
     np.testing.assert_allclose(outcome.vector, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize("name", [*ROUNDS, ALONE])
 def test_rounds_repeat_bit_for_bit(name: str) -> None:
     one, two = train(setup(name)), train(setup(name, wants_slot=False))
     np.testing.assert_array_equal(one.vector, two.vector)
@@ -222,11 +228,57 @@ def test_statistics_ride_beside_the_weights() -> None:
     assert outcome.epochs[0].statistics[0] == pytest.approx(last.mean(), rel=1e-4)
 
 
+@pytest.mark.parametrize("wants_slot", [True, False])
+@pytest.mark.parametrize("rows", [1, 8, 9, 101])
+def test_one_worker_of_all_reduce_takes_the_path_of_single(
+    rows: int, wants_slot: bool
+) -> None:
+    """The same windows of the same programs, and so the same bits."""
+    problem = LeastSquares.seeded(rows=rows, size=5)
+    given: dict[str, Any] = {"epochs": 3, "wants_slot": wants_slot}
+    alone = train(
+        Setup.linear(problem, get("all_reduce"), RATE, alone_steps=4, **given)
+    )
+    single = train(Setup.linear(problem, get("single", period=4), RATE, **given))
+    for one, other in zip(alone.epochs, single.epochs, strict=True):
+        np.testing.assert_array_equal(one.vector, other.vector)
+        np.testing.assert_array_equal(one.statistics, other.statistics)
+        np.testing.assert_array_equal(one.metrics, other.metrics)
+        assert one.rows == other.rows == rows
+    assert alone.optimizer_state == single.optimizer_state
+    steps = [record.steps for record in alone.records]
+    assert max(steps) == min(4, max(1, rows // 8))
+    assert sum(steps) == 3 * -(-rows // 8)
+
+
+def test_a_worker_is_alone_exchanges_and_is_alone_again() -> None:
+    """Windows end when a second worker takes part, and begin again when it is lost."""
+    epochs = 60
+    watch = faults.leave(rank=1, step=5)
+    given = setup(ALONE, watch=watch, late=(150,), epochs=epochs)
+    with Cluster(given) as cluster:
+        hear = cluster._keep
+
+        def without_another(head: Any, body: Any, *, is_over: bool) -> None:
+            hear(head, body, is_over=is_over or head["kind"] == "left")
+
+        cluster._keep = without_another  # type: ignore[method-assign]
+        outcome = cluster.run()
+    check_counts(outcome, epochs)
+    np.testing.assert_allclose(outcome.vector, plain(epochs, 8), rtol=1e-4, atol=1e-5)
+    ranks = [record.rank for record in outcome.records]
+    shared = [place for place, rank in enumerate(ranks) if rank == 1]
+    steps = [record.steps for record in outcome.records]
+    assert max(steps[: shared[0]]) == 3
+    assert max(steps[shared[0] : shared[-1] + 1]) == 1
+    assert max(steps[shared[-1] + 1 :]) == 3
+
+
 # ------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize("has_barrier", [True, False])
-@pytest.mark.parametrize("name", EXCHANGING)
+@pytest.mark.parametrize("name", [*EXCHANGING, ALONE])
 def test_lost_and_joining_workers_change_no_count(name: str, has_barrier: bool) -> None:
     watch = faults.leave(rank=1, step=3).leave(rank=2, step=1)
     watch = watch.leave(rank=1, step=2, incarnation=2)
@@ -234,7 +286,7 @@ def test_lost_and_joining_workers_change_no_count(name: str, has_barrier: bool) 
     check_counts(outcome)
 
 
-@pytest.mark.parametrize("name", EXCHANGING)
+@pytest.mark.parametrize("name", [*EXCHANGING, ALONE])
 def test_all_workers_are_lost(name: str) -> None:
     watch = faults.leave(rank=0, step=4).leave(rank=1, step=4)
     outcome = train(setup(name, workers=2, watch=watch))
@@ -242,12 +294,13 @@ def test_all_workers_are_lost(name: str) -> None:
 
 
 @pytest.mark.parametrize("step", [4, 13, 20])
+@pytest.mark.parametrize("name", ["all_reduce", ALONE])
 @pytest.mark.parametrize("wants_slot", [True, False])
 def test_all_reduce_without_workers_goes_back_to_its_snapshot(
-    step: int, wants_slot: bool
+    step: int, name: str, wants_slot: bool
 ) -> None:
     watch = faults.leave(rank=0, step=step)
-    outcome = train(setup("all_reduce", workers=1, watch=watch, wants_slot=wants_slot))
+    outcome = train(setup(name, workers=1, watch=watch, wants_slot=wants_slot))
     check_counts(outcome)
     [rollback] = outcome.of_kind("rollback")
     epoch = (step - 1) // 13  # the snapshots are of the ends of epochs
@@ -258,10 +311,11 @@ def test_all_reduce_without_workers_goes_back_to_its_snapshot(
     assert int.from_bytes(outcome.optimizer_state, "little") == 39
 
 
-def test_a_worker_that_joins_all_reduce_ends_with_the_same_weights() -> None:
+@pytest.mark.parametrize("name", ["all_reduce", ALONE])
+def test_a_worker_that_joins_all_reduce_ends_with_the_same_weights(name: str) -> None:
     # A thread starts when it likes: with few epochs the run may be over before.
     epochs = 30
-    outcome = train(setup("all_reduce", workers=1, late=(16, 40, 150), epochs=epochs))
+    outcome = train(setup(name, workers=1, late=(16, 40, 150), epochs=epochs))
     check_counts(outcome, epochs)
     assert len({record.rank for record in outcome.records}) == 4
     np.testing.assert_allclose(outcome.vector, plain(epochs, 8), rtol=1e-4, atol=1e-5)

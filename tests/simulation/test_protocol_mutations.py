@@ -52,6 +52,36 @@ def after_restore(patch: Patch, spoil: Callable[[Sequencer], None]) -> None:
     patch.setattr(Sequencer, "from_json", classmethod(from_json))
 
 
+# --------------------------------------------- a worker of all_reduce that is alone
+
+
+@mutant
+def takes_steps_without_its_partners(patch: Patch) -> None:
+    def is_alone(self: Any, rules: Any) -> bool:
+        piece = self.pieces[0]
+        return rules.alone_steps > 0 and piece.rows == piece.step_rows
+
+    original = Pushes.check
+
+    def check(self: Any, push: Any, **given: Any) -> Any:
+        return original(self, push._replace(is_alone=False), **given)
+
+    patch.setattr(worker.SimWorker, "_is_alone", is_alone)
+    patch.setattr(Pushes, "check", check)
+
+
+@mutant
+def lets_workers_join_while_one_is_alone(patch: Patch) -> None:
+    original = Sequencer.ready
+
+    def ready(self: Any, rank: int, incarnation: int) -> Any:
+        if self.rules.alone_steps:
+            self._grants.has_started = False
+        return original(self, rank, incarnation)
+
+    patch.setattr(Sequencer, "ready", ready)
+
+
 # ------------------------------------------------------- groups of all_reduce
 
 

@@ -238,7 +238,7 @@ class Cluster:
             server_address=server_address,
             strategy=setup.strategy,
             compute=ComputeSpec(
-                window=setup.strategy.period,
+                window=max(setup.strategy.period, setup.alone_steps),
                 batch_size=setup.worker_batch_size or setup.batch_size,
                 local_momentum=setup.strategy.local_momentum,
                 loss_at=(0,),
@@ -253,6 +253,7 @@ class Cluster:
             retry=setup.retry,
             collective=setup.collective,
             has_overlap=setup.has_overlap,
+            alone_steps=setup.alone_steps,
         )
 
     def _hear(self, *, is_over: bool) -> None:

@@ -58,6 +58,7 @@ class Setup:
         late: Numbers of samples; one more worker joins after each.
         collective: How workers of all_reduce average among themselves, None for the
             server.
+        alone_steps: See `Rules`.
         compute: Further fields of `ComputeSpec`.
         reaction: Policy for numbers that are not finite.
         retry: Policy for errors of the source.
@@ -87,6 +88,7 @@ class Setup:
     watch: Watch | None = None
     late: Sequence[int] = ()
     collective: CollectiveSpec = field(default_factory=ServerCollectiveSpec)
+    alone_steps: int = 0
     compute: dict[str, Any] = field(default_factory=dict[str, Any])
     reaction: NanPolicy = WARN
     retry: Retry = field(default_factory=Retry)
@@ -131,6 +133,7 @@ class Setup:
             borders=order.borders if order.can_be_spread else None,
             has_groups=not isinstance(self.collective, ServerCollectiveSpec),
             group_s=self.collective.group_s,
+            alone_steps=self.alone_steps,
         )
 
 

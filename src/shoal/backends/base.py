@@ -133,6 +133,8 @@ class Backend(ABC):
     def run(self, data: Data, steps: int, clock: Clock) -> int | None:
         """Takes `steps` optimizer steps over the rows of `data`, in order.
 
+        Steps of a gradient exchange may come before and after it.
+
         Returns:
             Index of the first step, from 0, whose loss was not finite; None for none.
         """

@@ -22,8 +22,9 @@ from shoal.plan import environment
 from shoal.runs.events import read_events
 from shoal.runs.store import StoredRun, create
 from shoal.strategies import get
-from shoal.training.comparing import Task, train_baseline, train_one
+from shoal.training.comparing import Task, Workers, train_baseline, train_one
 from shoal.training.comparison import ComparisonEntry
+from shoal.training.fit_call import STRATEGY as DEFAULT
 
 # Divides the steps of an epoch: Keras runs whole executions, even past the end.
 LONG_EXECUTION = 32
@@ -122,11 +123,14 @@ def train_with_shoal(
     settings: Settings,
     *,
     strategy: str,
-    workers: int,
+    workers: Workers,
     is_killed: bool = False,
     root: str | None = None,
 ) -> Result:
-    """Trains with `shoal.fit`; kills one of its workers during the run if asked to."""
+    """Trains with `shoal.fit`; kills one of its workers during the run if asked to.
+
+    With `DEFAULT` as strategy and workers="auto" it is the call without options.
+    """
     name = f"demo-{strategy}{'-killed' if is_killed else ''}"
     run = create(root or environment().runs, name)
     goal = settings.kill_at * settings.samples if is_killed else float("inf")
@@ -141,7 +145,8 @@ def train_with_shoal(
     summary = run.summary()
     replaced = [e for e in read_events(run.folder) if e["kind"] == "worker_replaced"]
     return Result(
-        who=f"shoal {strategy}{', one worker killed' if is_killed else ''}",
+        who=f"shoal {_call(strategy, workers)}"
+        f"{', one worker killed' if is_killed else ''}",
         entry=entry,
         committed=summary.samples_committed,
         expected=summary.samples_expected,
@@ -149,6 +154,11 @@ def train_with_shoal(
         killed_at=killer.killed_at,
         replaced_s=float(replaced[0]["seconds"]) if replaced else None,
     )
+
+
+def _call(strategy: str, workers: Workers) -> str:
+    is_default = strategy == DEFAULT and workers == "auto"
+    return "without options" if is_default else strategy
 
 
 def _task(

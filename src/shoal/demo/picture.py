@@ -12,6 +12,8 @@ from shoal.demo.resumed import Resumed
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito, 2008).
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7")
+KILLED_COLOUR = COLOURS[2]
+"""Of the strategy whose workers are killed: the third contestant."""
 KILL_COLOUR = "#D55E00"
 
 
@@ -40,7 +42,7 @@ def draw(
         _curve(left, result, colour)
     left.set_title("The same samples, the same model")
     _curve(right, undisturbed, "#999999")
-    _curve(right, killed, COLOURS[1])
+    _curve(right, killed, KILLED_COLOUR)
     if killed.killed_at is not None:
         _mark(right, killed, killed.killed_at)
     right.set_title("One worker killed with SIGKILL")
@@ -67,7 +69,7 @@ def _curve(axes: Any, result: Result, colour: str) -> None:
 def _resumed(axes: Any, resumed: Resumed) -> None:
     seconds, loss = zip(*resumed.curve, strict=True)
     label = f"shoal {resumed.strategy}, resumed: {resumed.accuracy:.1%}"
-    axes.plot(seconds, loss, "o-", markersize=3, color=COLOURS[1], label=label)
+    axes.plot(seconds, loss, "o-", markersize=3, color=KILLED_COLOUR, label=label)
     if resumed.killed_at is not None:
         text = f"killed, {resumed.saved:,} samples saved"
         axes.axvline(resumed.killed_at, color=KILL_COLOUR, linewidth=1.5, label=text)

@@ -18,6 +18,7 @@ from shoal.models.fresh import plain_constants
 from shoal.models.loss_kinds import read_losses
 from shoal.models.losses import has_masks, own_loss_of, symbols, weight_arrays
 from shoal.models.metrics import build_metrics, unmergeable
+from shoal.models.multiplications import multiplications_of
 from shoal.models.trial import try_step
 from shoal.optimizers import optimizers_of, rate_of, step_of
 from shoal.vectors import (
@@ -276,6 +277,7 @@ def read_model(
         metrics={**metric_directions(model), **dict.fromkeys(logs.numbers, "")}
         if has_monitor
         else {},
+        multiplications=multiplications_of(model, x),
     )
 
 

@@ -28,6 +28,7 @@ from shoal.plan.exchanging import check_codec, check_overlap, check_servers
 from shoal.plan.explaining import count, explained
 from shoal.plan.gpus import Place, gpu_warnings, places, places_of_cluster
 from shoal.plan.monitor import choose_monitor
+from shoal.plan.pace import alone_steps, fastest, is_chosen
 from shoal.plan.quorum import check_quorum, choose_quorum
 from shoal.plan.refusals import (
     refuse,
@@ -133,6 +134,11 @@ def resolve(
     rows = min(rows_all, (request.steps_per_epoch or rows_all) * batch)
     exchanges_gradients = strategy.exchanges == "gradients"
     workers = min(most, useful_workers(strategy, rows, batch))
+    if is_chosen(request, machine):
+        most = workers = fastest(
+            model.multiplications, model.parameters, min(batch, rows),
+            most=workers, cores=machine.cores,
+        )  # fmt: skip
     refuse(request, model, workers, machine)
     refuse_uncompiled(strategy, model, machine)
     refuse_late(request, data)
@@ -144,7 +150,10 @@ def resolve(
     step = min(batch, rows) if exchanges_gradients else workers * batch
     steps_each = steps(rows, batch if strategy.is_independent else step)
     strategy = replace(strategy, period=strategy.period or steps_each)
-    exchanges = steps_each / strategy.period
+    alone = 0 if workers > 1 else alone_steps(
+        request, model, data, machine, batch=batch, steps=steps_each
+    )  # fmt: skip
+    exchanges = steps_each / (alone or strategy.period)
     where = places(machine.gpus, workers) if request.cluster == "local" else (
         places_of_cluster(machine.gpus_each, workers)
     )  # fmt: skip
@@ -159,6 +168,7 @@ def resolve(
         worker_batch_size=shares(batch, workers)[0] if exchanges_gradients else batch,
         global_batch_size=batch if exchanges_gradients else step,
         exchanges_per_epoch=exchanges,
+        alone_steps=alone,
         quorum=choose_quorum(request, workers, asked=most),
         model=model,
         data=data,

@@ -47,6 +47,8 @@ class Decisions(ABC):
         collective: Where gradients are averaged: "server", or by the workers
             themselves: "shared" in memory of their machine, "native" by their backend.
         growth: Number of further workers that join when the cluster has room.
+        alone_steps: Under gradient exchange, steps that the only worker takes before
+            it reports them, while it has no partner; 0 if each step is exchanged.
     """
 
     request: Request
@@ -69,6 +71,7 @@ class Decisions(ABC):
     places: tuple[Place, ...] = ()
     collective: str = "server"
     growth: int = 0
+    alone_steps: int = 0
 
     @abstractmethod
     def explain(self) -> str:

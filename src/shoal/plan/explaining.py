@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.plan.cautions import metric_notes
 from shoal.plan.collective import library_of
 from shoal.plan.decisions import Decisions
+from shoal.plan.pace import BACKWARD, exchange_s, is_chosen, step_s
 from shoal.plan.refusals import is_repeatable
 
 
@@ -22,10 +23,13 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
     """Returns the lines of `explain`, each with its heading."""
     model, data, strategy, asked = plan.model, plan.data, plan.strategy, plan.request
     how = "when ready" if strategy.is_asynchronous else "in rounds"
-    every = "every step" if strategy.period == 1 else f"every {strategy.period} steps"
+    period = plan.alone_steps or strategy.period
+    every = "every step" if period == 1 else f"every {period} steps"
     exchanged = f"{strategy.exchanges} of {plan.message_bytes / 1e6:,.2f} MB {how}"
     if strategy.is_independent:
         exchanged = f"none: {count(plan.models, 'model')}, each on all data; committed"
+    elif plan.alone_steps:
+        exchanged = "none while there is one worker; committed"
     most = "highest" if plan.monitor.is_higher_better else "lowest"
     kept = "each committed exactly once" if data.is_exactly_once else "at least once"
     found = [
@@ -45,10 +49,9 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
         ("lost", f"a worker is replaced, up to {count(asked.max_restarts, 'time')}; "
                  f"the run needs {plan.min_workers} of {plan.workers}"),
     ]  # fmt: skip
-    if plan.machine.nodes:
-        found.insert(1, ("nodes", _nodes(plan)))
-        if asked.servers > 1:
-            found.append(("servers", _servers(plan)))
+    found[1:1] = _places(plan)
+    if plan.machine.nodes and asked.servers > 1:
+        found.append(("servers", _servers(plan)))
     if plan.data.validation_rows:
         found.append(("validation", _validation(plan)))
     if asked.standby or asked.spares:
@@ -57,7 +60,8 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
         found.append(("late", _late(plan)))
     if asked.on_nan is not None:
         found.append(("nan", _not_finite(plan)))
-    if plan.exchanges_gradients and plan.workers > 1 and plan.device == "cpu":
+    is_here = plan.exchanges_gradients and plan.device == "cpu"
+    if is_here and plan.workers > 1 and not is_chosen(asked, plan.machine):
         found.append((
             "note",
             f"on CPU {strategy.name} exchanges every step and waits for it; aeasgd "
@@ -88,6 +92,34 @@ def _device(plan: Decisions) -> str:
         f"{count(len(gpus), 'GPU')}, {each}, which may take {least}{max(shares):.0%} "
         "of its memory"
     )
+
+
+def _places(plan: Decisions) -> list[tuple[str, str]]:
+    """Returns the lines about the number of workers and their machines."""
+    found: list[tuple[str, str]] = []
+    if is_chosen(plan.request, plan.machine):
+        found.append(("workers", _workers(plan)))
+    if plan.machine.nodes:
+        found.append(("nodes", _nodes(plan)))
+    return found
+
+
+def _workers(plan: Decisions) -> str:
+    """Returns why there are as many workers: what a step costs, and an exchange."""
+    rows = min(plan.batch_size, plan.rows)
+    work = plan.model.multiplications
+    step = 1e3 * step_s(work, rows, plan.machine.cores)
+    if not work.total:
+        return "one, as how long a step takes is not known; workers=2 overrides"
+    exchange = 1e3 * exchange_s(plan.model.parameters, max(2, plan.workers))
+    text = (
+        f"a step of {count(rows, 'sample')} takes one worker about {step:.2g} ms "
+        f"({BACKWARD * rows * work.total / 1e6:,.3g} million multiplications) on "
+        f"{count(plan.machine.cores, 'core')}, an exchange {exchange:.2g} ms"
+    )
+    if plan.workers == 1:
+        return f"{text}: one worker is fastest; workers=2 overrides"
+    return f"{text}: {plan.workers} are faster; workers=1 overrides"
 
 
 def _nodes(plan: Decisions) -> str:

@@ -43,7 +43,8 @@ class Request:
     Args:
         strategy: Strategy, as an object.
         workers: Processes, `(min, max)` or "auto": one a GPU, else one a usable core,
-            at most 4; of a cluster one a node, or a slot.
+            at most 4, or as many as are fastest where each step is exchanged (`pace`);
+            of a cluster one a node, or a slot.
         cluster: Name of a cluster, one of `known_clusters`; `fit` has looked it up.
         known_clusters: Names that `cluster` may have.
         batch_size: Samples per optimizer step: of all workers for gradient exchange, of

@@ -6,6 +6,7 @@ processes that do not fit it are ended before they are given anything.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -18,10 +19,12 @@ from shoal.clusters.local import read_machine
 from shoal.engine.controller.process_pool import ProcessPool, WorkerEnvironment
 from shoal.interruption import undisturbed
 from shoal.launchers.base import Preload
+from shoal.models.multiplications import multiplications_of
 from shoal.plan.gpus import Place
-from shoal.plan.request import MOST_AUTO_WORKERS
+from shoal.plan.pace import fastest
+from shoal.plan.request import BATCH_SIZE, MOST_AUTO_WORKERS
 from shoal.plan.variables import environment
-from shoal.strategies.base import Strategy
+from shoal.training.fit_call import FitCall
 
 
 def preload_for(backend: str, module: str) -> Preload:
@@ -82,21 +85,13 @@ def _unsaid(wanted: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def early_pool(
-    strategy: Strategy, cluster: Any, workers: Any, threads: Any
-) -> Generator[ProcessPool | None]:
-    """Starts processes for a run of `fit` with these arguments, which are unchecked.
-
-    Args:
-        strategy: Strategy of the run.
-        cluster: The argument of `fit`, unchecked, like the others.
-        workers: Processes.
-        threads: Compute threads of each.
+def early_pool(call: FitCall) -> Generator[ProcessPool | None]:
+    """Starts processes for a call of `fit`, whose arguments are unchecked.
 
     Yields:
         A process pool that ends with this context; None if one would be useless.
     """
-    worker_environment = guess(strategy, cluster, workers, threads)
+    worker_environment = guess(call)
     pool = None if worker_environment is None else ProcessPool(worker_environment)
     try:
         yield pool
@@ -106,12 +101,12 @@ def early_pool(
                 pool.close()
 
 
-def guess(
-    strategy: Strategy, cluster: Any, workers: Any, threads: Any
-) -> WorkerEnvironment | None:
-    """Returns what workers of such a run will probably need; None for no workers."""
+def guess(call: FitCall) -> WorkerEnvironment | None:
+    """Returns what workers of a call will probably need; None for no workers."""
+    strategy, threads = call.request.strategy, call.request.threads
+    workers: Any = call.workers
     keras: Any = sys.modules.get("keras")
-    if cluster != "local" or strategy.is_independent or keras is None:
+    if call.cluster != "local" or strategy.is_independent or keras is None:
         return None
     backend = keras.config.backend()
     machine = read_machine(backend)
@@ -122,6 +117,8 @@ def guess(
     if workers == "auto":
         most = min(machine.cores, MOST_AUTO_WORKERS)
         workers = min(most, strategy.max_workers or most)
+        if strategy.exchanges == "gradients":
+            workers = _fastest(call, workers, machine.cores)
     if isinstance(workers, tuple) and workers:
         workers = workers[-1]
     if not isinstance(workers, int) or not 1 <= workers <= machine.cores:
@@ -133,3 +130,14 @@ def guess(
         if backend in BACKENDS
         else None
     )
+
+
+def _fastest(call: FitCall, most: int, cores: int) -> int:
+    """Returns the number of workers that the plan will probably choose."""
+    try:
+        work = multiplications_of(call.model, None)
+        parameters = sum(math.prod(v.shape) for v in call.model.trainable_variables)
+        rows = int(call.request.batch_size or getattr(call.x, "batch_size", BATCH_SIZE))
+    except Exception:  # a callable, a model that is not built, a data set
+        return 1
+    return fastest(work, parameters, rows, most=most, cores=cores)

@@ -94,10 +94,7 @@ class Session:
                 raise
 
     def _start(self, call: FitCall) -> ProcessPool | None:
-        request = call.request
-        worker_environment = guess(
-            request.strategy, call.cluster, call.workers, request.threads
-        )
+        worker_environment = guess(call)
         return (
             None
             if worker_environment is None

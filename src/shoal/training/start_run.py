@@ -276,14 +276,13 @@ def begin(
     """
     work.model._initial_epoch = None
     driver.begin()
-    if (
-        driver.counts_steps
-        and "plain" in plan.strategy.promises
-        and not plan.exchanges_gradients
-    ):
+    if driver.counts_steps and "plain" in plan.strategy.promises:
         # Hooks are called once an exchange; here an exchange changes no weight.
         every = int(getattr(work.model, "steps_per_execution", 1) or 1)
-        plan = replace(plan, strategy=replace(plan.strategy, period=every))
+        if not plan.exchanges_gradients:
+            plan = replace(plan, strategy=replace(plan.strategy, period=every))
+        elif plan.alone_steps:
+            plan = replace(plan, alone_steps=every)
         driver.follow(plan)
     if resume_state is not None:
         return plan
@@ -340,6 +339,7 @@ def rules(plan: Plan) -> Rules:
         share=plan.model.fixed_batch if plan.exchanges_gradients else 0,
         has_groups=plan.collective != "server",
         group_s=NativeAllReduceSpec.group_s if plan.collective == "native" else 0.0,
+        alone_steps=plan.alone_steps,
     )
 
 
@@ -357,7 +357,7 @@ def compute_spec(plan: Plan, began: float) -> ComputeSpec:
     is_masked = model.masks == 1 and not model.has_own_loss
     is_masked = is_masked and "sum" not in model.reductions
     return ComputeSpec(
-        window=plan.strategy.period,
+        window=plan.alone_steps or plan.strategy.period,
         batch_size=plan.worker_batch_size,
         local_momentum=plan.strategy.local_momentum,
         mass=masses[is_masked][is_weighted],
@@ -489,6 +489,7 @@ def _give(
             has_overlap=plan.request.overlap,
             clean_up=CleanUp(name=plan.backend) if pool.is_kept else None,
             run=pool.run,
+            alone_steps=plan.alone_steps,
         )
 
     controller.give(server, make)

@@ -228,7 +228,7 @@ class SimProcesses:
             ),
             strategy=setup.strategy,
             compute=ComputeSpec(
-                window=setup.strategy.period,
+                window=max(setup.strategy.period, setup.alone_steps),
                 batch_size=setup.batch_size,
                 local_momentum=setup.strategy.local_momentum,
                 loss_at=(0,),
@@ -239,6 +239,7 @@ class SimProcesses:
             open_source=lambda _: setup.source,
             exchanges_gradients=setup.exchanges_gradients,
             has_overlap=setup.has_overlap,
+            alone_steps=setup.alone_steps,
         )
 
     # --------------------------------------------------------------- endings
@@ -289,6 +290,7 @@ def setup_of(scenario: Scenario) -> Setup:
         codec=scenario.codec,
         has_overlap=scenario.has_overlap,
         compute={"is_summed": scenario.is_summed},
+        alone_steps=scenario.alone_steps,
     )
     return replace(setup, open_backend=open_backend)
 

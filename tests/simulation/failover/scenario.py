@@ -43,6 +43,7 @@ class Scenario(scenario.Scenario):
         codec: Codec of vectors.
         has_overlap: Windows are computed while others are exchanged.
         is_summed: The loss is a sum over the batch, and every sample has a weight.
+        alone_steps: Under all_reduce, steps of a window of a worker without a partner.
     """
 
     workers: int
@@ -57,6 +58,7 @@ class Scenario(scenario.Scenario):
     codec: str = "float32"
     has_overlap: bool = False
     is_summed: bool = False
+    alone_steps: int = 0
 
     @property
     def is_counting(self) -> bool:
@@ -114,4 +116,12 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
     has_overlap = choice.random() < 0.4
     apart = random.Random(f"summed {seed}").random()
     is_summed = kind == "all_reduce" and codec == "float32" and apart < 0.5
-    return replace(drawn, codec=codec, has_overlap=has_overlap, is_summed=is_summed)
+    is_alone = kind == "all_reduce" and not is_summed
+    alone = random.Random(f"alone {seed}").choice([0, 1, 3]) if is_alone else 0
+    return replace(
+        drawn,
+        codec=codec,
+        has_overlap=has_overlap,
+        is_summed=is_summed,
+        alone_steps=alone,
+    )

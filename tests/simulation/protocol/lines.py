@@ -58,6 +58,7 @@ class Letter(NamedTuple):
         sums: Sums of the step for which the push must be computed again.
         rank: Rank of the worker, once it has joined.
         incarnation: Incarnation of the worker.
+        workers: Number of workers that the server knows.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Letter(NamedTuple):
     sums: tuple[float, ...] = ()
     rank: int = -1
     incarnation: int = 0
+    workers: int = 0
 
 
 @final

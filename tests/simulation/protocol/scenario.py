@@ -143,6 +143,7 @@ def _rules(choice: random.Random, kind: str, first: int) -> Rules:
     apart = random.Random(text)
     if fields["exchanges_gradients"]:
         fields["has_groups"] = apart.random() < 0.5
+        fields["alone_steps"] = apart.choice([0, 0, 1, 3])
     if not fields["exchanges_gradients"] and apart.random() < 0.4:
         fields["borders"] = EvenChunks(apart.randint(1, most_rows))
     return Rules(**fields)

@@ -290,6 +290,7 @@ class ProtocolRun(Schedule[Scenario]):
             self.tally["belated"] += server.belated
             self.tally["grouped"] += server.grouped
             self.tally["ungrouped"] += server.ungrouped
+            self.tally["alone"] += server.alone
 
     def _restart(self) -> None:
         """A new server continues from the last checkpoint that can be read."""

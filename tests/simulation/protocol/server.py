@@ -62,7 +62,7 @@ class SimServer(Interpreter):
         self.reports: deque[Report] = deque()
         self.peers: dict[int, Line] = {}
         self.losses = self.rollbacks = self.repeats = self.outdated = 0
-        self.belated = self.grouped = self.ungrouped = 0
+        self.belated = self.grouped = self.ungrouped = self.alone = 0
         self.most_rank = 0
         self.has_new_lineage = False
         self._common = center.value
@@ -107,6 +107,7 @@ class SimServer(Interpreter):
                 weights=mix(value, JOINED) if value else 0,
                 rank=member.rank,
                 incarnation=member.incarnation,
+                workers=len(self.peers),
             )
         )
 
@@ -255,13 +256,19 @@ class SimServer(Interpreter):
                 work,
                 self._common,
             )
+        self._common = mix(self._common, self._mean())
         pieces = [piece for push, _ in sent for piece in push.pieces]
+        if sent[0][0].is_alone:
+            for piece in pieces:
+                is_whole = piece.rows == piece.step_rows
+                require(is_whole, "who is alone has all rows of a step", piece)
+                self.center.learn([[piece]], piece.step_rows)
+            return
         steps = {piece.step_rows for piece in pieces}
         require(len(steps) == 1, "a round is one step", pieces)
         if not self.losses:
             rows = sum(piece.rows for piece in pieces)
             require({rows} == steps, "a round is a whole step", pieces)
-        self._common = mix(self._common, self._mean())
         assumed = {push.assumed for push, _ in sent}
         require(len(assumed) == 1, "a round is computed for one step", sent)
         for rows in assumed.pop():
@@ -270,6 +277,12 @@ class SimServer(Interpreter):
     def _look_at_group(self, ranks: list[int], *, is_grouped: bool) -> None:
         """Checks the source of the mean: a group of all workers, or the server."""
         groups = {self._sent[rank][0].group for rank in ranks}
+        if any(self._sent[rank][0].is_alone for rank in ranks):
+            is_one = len(ranks) == 1 and list(self.peers) == ranks
+            ready = [m.rank for m in self.sequencer.members.values() if m.is_ready]
+            require(is_grouped and ready == ranks, "who is alone has no partner", ready)
+            self.alone += is_one
+            return
         if not is_grouped:
             require(groups == {0}, "the server has all vectors", groups)
             return
@@ -324,6 +337,7 @@ class SimServer(Interpreter):
     def _tell(self, line: Line, letter: Letter) -> None:
         require(line.is_asked, "who did not ask is not answered", letter, line)
         line.is_asked = False
+        letter = letter._replace(workers=len(self.peers))
         line.answer(letter._replace(lineage=self.sequencer.lineage, era=self.era))
 
     def _end_epoch(self, epoch: int) -> None:

@@ -8,6 +8,7 @@ from typing import final
 
 from shoal.engine.coordination.instructions import Group, PushMetadata, Rules
 from shoal.engine.coordination.ledger import Piece
+from shoal.engine.worker.gradient_loop import whole_steps
 from shoal.engine.worker.weight_loop import next_batches
 from tests.simulation.protocol.lines import Letter, Line, Message, Work
 from tests.simulation.violation import require
@@ -37,6 +38,7 @@ class SimWorker:
         serial: Windows it has worked on.
         weights: Under all_reduce, the rounds they have gone through.
         group: The group that averages its next step.
+        workers: Number of workers that the last answer told.
         pieces: Leases it has heard of.
         last: Its last message.
         past: Its last message before it lost its server, if it will send that again.
@@ -55,6 +57,7 @@ class SimWorker:
     serial: int = 0
     weights: int = 0
     group: Group | None = None
+    workers: int = 0
     pieces: deque[Piece] = field(default_factory=deque[Piece])
     last: Message | None = None
     past: Message | None = None
@@ -78,6 +81,7 @@ class SimWorker:
         self._give_up_repeat()
         self.is_waiting = self.is_pushing = False
         self.lineage, self.era = letter.lineage, letter.era
+        self.workers = letter.workers
         if letter.kind == "welcome":
             self.hint, self.weights = letter.rank, letter.weights
             self._say(Message("ready"))
@@ -112,7 +116,11 @@ class SimWorker:
             return
         own: tuple[float, ...] = ()
         assumed: tuple[float, ...] = ()
-        if rules.exchanges_gradients:
+        is_alone = self._is_alone(rules)
+        if is_alone:
+            taken = whole_steps(self.pieces, rules.batch, rules.alone_steps)
+            steps = len(taken)
+        elif rules.exchanges_gradients:
             taken, steps = [self.pieces.popleft()], 1
             if self.is_summed:
                 own, assumed = (float(taken[0].rows),), (float(taken[0].step_rows),)
@@ -131,10 +139,16 @@ class SimWorker:
             group=self._group_mean(),
             own=own,
             assumed=assumed,
+            is_alone=is_alone,
         )
         work = Work(self.number, self.serial, self.era, self.weights)
         self.last = Message("push", push=push, work=work)
         self._say(self.last)
+
+    def _is_alone(self, rules: Rules) -> bool:
+        piece = self.pieces[0]
+        is_whole = piece.rows == piece.step_rows
+        return rules.alone_steps > 0 and self.workers == 1 and is_whole
 
     def _group_mean(self) -> int:
         """The group whose mean it has; one in four means fails, for one or for all."""

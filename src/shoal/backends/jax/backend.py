@@ -81,6 +81,7 @@ class JaxBackend(Backend):
 
     def run(self, data: Data, steps: int, clock: Clock) -> int | None:
         """Takes `steps` optimizer steps, as one program where that is faster."""
+        self.state = self._gradient.fold(self.state)
         self._look(data, steps)
         if self._is_stepwise is None:
             with _ours(self._spec):

@@ -11,7 +11,7 @@ from typing import final
 
 from shoal.engine.coordination.epochs import Epochs
 from shoal.engine.coordination.instructions import Respond, Rules
-from shoal.engine.coordination.leases import Leases
+from shoal.engine.coordination.leases import AHEAD, Leases
 from shoal.engine.coordination.roster import Member, Roster
 from shoal.engine.coordination.rounds import Round
 
@@ -119,7 +119,13 @@ class Grants:
 
     def _deal(self, version: int) -> None:
         ledger, ahead = self._epochs.ledger, self._ahead(version)
-        if self._leases.deal(ledger, self._roster.punctual(), ahead):
+        most = AHEAD
+        if self._rules.alone_steps and len(self._roster.members) == 1:
+            # Its next pushes cover many steps. Members that compile count as well: all
+            # that is leased now is exchanged step by step once one of them is ready.
+            most *= self._rules.alone_steps
+        most = most if ahead is None else min(most, ahead)
+        if self._leases.deal(ledger, self._roster.punctual(), most):
             self._round.dealt += 1
 
     def _answer(self, member: Member, version: int) -> Respond:

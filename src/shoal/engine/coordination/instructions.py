@@ -44,6 +44,9 @@ class Rules:
             no others; 0 for any. A step has fewer rows while workers are missing.
         has_groups: Workers that exchange gradients may average a step among themselves.
         group_s: Seconds for which they may wait for each other without a message.
+        alone_steps: Steps that a worker that exchanges gradients takes before it
+            pushes, while no other worker has joined: it has no partner, and applies its
+            own gradients. 0 if it exchanges each step.
 
     Raises:
         ValueError: A batch or a window is empty, so that no data could be dealt; or
@@ -66,6 +69,7 @@ class Rules:
     share: int = 0
     has_groups: bool = False
     group_s: float = 0.0
+    alone_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.window < 1:
@@ -96,6 +100,9 @@ class PushMetadata(NamedTuple):
     closes only if these are the sums of its messages; both are empty for losses that
     depend on no such sum.
 
+    With `is_alone` there is no vector either: the sender was the only worker, and has
+    taken all steps of its pieces itself.
+
     `rows` is the number of samples that were trained on, if `samples` is another weight
     of the message; None if both are the same.
     """
@@ -111,6 +118,7 @@ class PushMetadata(NamedTuple):
     rows: float | None = None
     own: tuple[float, ...] = ()
     assumed: tuple[float, ...] = ()
+    is_alone: bool = False
 
 
 class Group(NamedTuple):
@@ -133,7 +141,10 @@ class Apply(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """Merge the messages of a round; for a grouped one everything but the vectors."""
+    """Merge the messages of a round; for a grouped one everything but the vectors.
+
+    A round of a worker that was alone is grouped, too: it has applied its gradients.
+    """
 
     facts: dict[int, Facts]
     is_grouped: bool = False

@@ -74,20 +74,19 @@ class Leases:
                 self._lease(ledger, member, epoch, min(rows, room), workers)
 
     def deal(
-        self, ledger: Ledger, members: Sequence[Member], ahead: int | None = None
+        self, ledger: Ledger, members: Sequence[Member], most: int = AHEAD
     ) -> bool:
         """Leases rounds in rank order, so that a run repeats exactly.
 
         Args:
             ledger: Ledger of the run.
             members: The workers that get leases.
-            ahead: Most rounds that they may hold, None for the usual number.
+            most: Most rounds that they may hold.
 
         Returns:
             Whether any worker got a lease.
         """
         rules, has_dealt = self._rules, False
-        most = AHEAD if ahead is None else min(AHEAD, ahead)
         for epoch in ledger.active:
             while self._together(ledger, epoch):
                 held = {m.rank: ledger.pieces_held(m.rank) for m in members}

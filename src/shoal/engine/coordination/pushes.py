@@ -70,6 +70,11 @@ class Pushes:
             return self.repeat(member, version)
         if not push.pieces or not self._epochs.ledger.covers(push.rank, push.pieces):
             return Refuse(push.rank, push.incarnation, "samples it does not hold")
+        is_one = self._rules.alone_steps > 0 and len(self._roster.ready()) == 1
+        if push.is_alone and not is_one:
+            # Others become ready only with weights that this one publishes, and it
+            # hears of them with the answer.
+            return Refuse(push.rank, push.incarnation, "steps without its partners")
         return None
 
     def repeat(self, member: Member, version: int) -> Respond | Refuse:

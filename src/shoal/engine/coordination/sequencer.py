@@ -395,6 +395,7 @@ class Sequencer:
         pushes = self._round.take()
         was_given_up = self._grouping.is_given_up
         is_grouped = self._grouping.closed([push for _, push in pushes])
+        is_grouped |= all(push.is_alone for _, push in pushes)
         facts = {rank: self._pushes.commit(p, self.version) for rank, p in pushes}
         self.version += 1
         self._grants.after_round(self.version)

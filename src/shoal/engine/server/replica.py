@@ -347,6 +347,7 @@ class Replica(Interpreter):
             rows=message.rows,
             own=message.own,
             assumed=message.assumed,
+            is_alone=message.is_alone,
         )
         self._carry_out(self.sequencer.push(push))
 

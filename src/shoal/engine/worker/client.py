@@ -300,6 +300,29 @@ class ServerClient(RequestChannel):
         if is_needed and not np.may_share_memory(gradient, message):
             message[:] = gradient
 
+    def push_alone(self, statistics: Vector, pieces: list[Piece]) -> None:
+        """Reports steps of which this worker has applied the gradients itself.
+
+        Args:
+            statistics: Statistics after them.
+            pieces: Their samples, a piece for each step.
+        """
+        began = self.environment.clock()
+        # No server reads it; an encoding must not find numbers of the past there.
+        self.buffers.message[:] = 0.0
+        self._fill_rest(statistics)
+        message = Push(
+            lineage=self.progress.lineage,
+            sequence=self._sequence,
+            pieces=tuple(pieces),
+            steps=len(pieces),
+            samples=float(sum(piece.rows for piece in pieces)),
+            is_alone=True,
+            times=self.times.take(),
+        )
+        self._take(self._answer(message, has_vectors=True))
+        self.times.exchange_s += self.environment.clock() - began
+
     def push_shared(
         self,
         statistics: Vector,

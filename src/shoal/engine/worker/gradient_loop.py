@@ -1,15 +1,19 @@
 """Workers that exchange gradients: all take every step, each on its own weights.
 
-`collective.py` obtains the mean of a step.
+`collective.py` obtains the mean of a step. A worker without a partner needs none: it
+takes windows of steps, as one that exchanges weights, until another one joins.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, final
+
+import numpy as np
 
 from shoal.backends.base import Clock
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.transport.messages.worker_to_server import NanStatus
+from shoal.engine.transport.messages.worker_to_server import Compiling, NanStatus
 from shoal.engine.worker.client import ServerClient, Weight
 from shoal.engine.worker.collective import Collective, StepPart, through_server
 from shoal.engine.worker.loop import Loop
@@ -27,6 +31,7 @@ class GradientLoop(Loop):
         super().__init__(spec, client)
         self._collective: Collective = spec.collective.open(client)
         self._data: Any = None  # of the step, in case it has to be computed again
+        self._has_exchanged = self._begins_with_gradients
 
     def close(self) -> None:
         """Also leaves the group."""
@@ -38,8 +43,59 @@ class GradientLoop(Loop):
         vector, statistics = self._backend.read()
         self._client.publish(vector, statistics, self._snapshot())
 
+    # --------------------------------------------------------- without a partner
+
+    @property
+    def _begins_with_gradients(self) -> bool:
+        return not self._spec.alone_steps or self._client.progress.workers > 1
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the next steps need no exchange.
+
+        The server counts workers that compile, too. One of them takes part once this
+        one has published its weights, and the answer to that tells the new number: no
+        worker can take part in a step that was computed alone.
+        """
+        progress = self._client.progress
+        piece = progress.pieces[0]
+        is_whole = piece.rows == piece.step_rows  # not a share of a lost partner's step
+        return bool(self._spec.alone_steps) and progress.workers == 1 and is_whole
+
+    def _turn_alone(self) -> None:
+        """Takes a window of steps, of which the server is told."""
+        client, clock = self._client, self._clock()
+        pieces = whole_steps(
+            client.progress.pieces, self._compute.batch_size, self._spec.alone_steps
+        )
+        client.metrics[:] = 0.0
+        turned = self._take_steps(pieces, clock)
+        first, self.steps = self.steps + 1, self.steps + len(pieces)
+        turned = None if turned is None else first + turned
+        self._nan_guard.is_harmed(pieces, (first, self.steps), turned)
+        self._look()
+        client.push_alone(self._backend.statistics(), pieces)
+        self._backend.set_statistics(client.statistics)
+
+    def _prepare_exchange(self) -> None:
+        """Compiles the programs of an exchange, before the first one."""
+        if self._has_exchanged:
+            return
+        self._has_exchanged = True
+        self._client.tell(Compiling())
+        size, order = self._compute.batch_size, self._spec.order
+        rows = min(size, order.rows_of(order.first_epoch))
+        data = self._reader.first(np.arange(rows) % order.sample_rows)
+        self._backend.warm_up(data, is_gradient=True)
+
+    # ----------------------------------------------------------- with partners
+
     def _turn(self) -> None:
         """Computes one gradient; each worker applies the mean of all."""
+        if self._is_alone:
+            self._turn_alone()
+            return
+        self._prepare_exchange()
         client, clock = self._client, self._clock()
         piece = client.progress.pieces.popleft()
         part = (self._nothing if self._is_void([piece]) else self._learn)(piece)
@@ -68,7 +124,7 @@ class GradientLoop(Loop):
         began = self._environment.clock()
         data = self._reader.pieces([piece])
         self._client.times.data_s += self._environment.clock() - began
-        self._expect(piece.rows, data)
+        self._expect(piece.rows, data, is_gradient=True)
         self.steps += 1
         if self._compute.is_scaled:
             # The gradient is computed anew if the step gets fewer rows: its loss is a
@@ -91,7 +147,7 @@ class GradientLoop(Loop):
     ) -> StepPart:
         """Returns a part of a step with the given total of rows."""
         client, began = self._client, self._environment.clock()
-        with self._pacing(piece.rows, data):
+        with self._pacing(piece.rows, data, is_gradient=True):
             mass = self._backend.gradient(data, step_rows, out)
             self._backend.take_metrics(client.metrics, add=False)
         statistics = self._backend.statistics()
@@ -134,7 +190,36 @@ class GradientLoop(Loop):
 
     def _merged(self, clock: Clock) -> None:
         """Takes a step in which this worker had no rows."""
+        self._prepare_exchange()
         client = self._client
         self._backend.set_statistics(client.statistics)
         self._backend.skip()
         self._apply(client.buffers.reply, clock, None, NanStatus.FINITE)
+
+
+def whole_steps(pieces: deque[Piece], batch: int, most: int) -> list[Piece]:
+    """Takes whole steps of one size and epoch from the leases, or one short step.
+
+    Args:
+        pieces: The leases, each a step; what is taken leaves them.
+        batch: Rows of a full step.
+        most: Steps to take at most.
+
+    Example:
+        >>> leases = deque([Piece(0, 0, 4, 4), Piece(0, 4, 8, 4), Piece(0, 8, 9, 1)])
+        >>> [piece.rows for piece in whole_steps(leases, 4, 10)], len(leases)
+        ([4, 4], 1)
+        >>> [piece.rows for piece in whole_steps(leases, 4, 10)]
+        [1]
+    """
+    first = pieces.popleft()
+    found = [first]
+    while pieces and first.rows == batch and len(found) < most:
+        piece = pieces[0]
+        is_like = (piece.epoch, piece.rows, piece.step_rows) == (
+            first.epoch, batch, batch,
+        )  # fmt: skip
+        if not is_like:
+            break
+        found.append(pieces.popleft())
+    return found

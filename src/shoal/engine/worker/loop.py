@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,14 @@ from shoal.launchers.cores import bind
 
 if TYPE_CHECKING:
     from shoal.clusters.use import UseSampler
+
+
+class _Program(NamedTuple):
+    """A compiled program: rows, kind of the data, and what is computed."""
+
+    rows: int
+    kind: Any
+    is_gradient: bool
 
 
 class Loop(ABC):
@@ -70,8 +78,8 @@ class Loop(ABC):
         self._backend = spec.open_backend(compute, sample)
         self._check_layout()
         self._compute = compute
-        self._compiled: set[tuple[int, Any]] = set()
-        self._paced: set[tuple[int, Any]] = set()
+        self._compiled: set[_Program] = set()
+        self._paced: set[_Program] = set()
         self._rate: float | None = None
         self._changes = Changes()
         self._changed = 0  # serial number of the newest applied change
@@ -165,29 +173,63 @@ class Loop(ABC):
         """
         raise RuntimeError("a step of another worker, without gradient exchange")
 
+    def _take_steps(self, batches: list[Piece], clock: Clock) -> int | None:
+        """Takes the steps of some batches; returns the first whose loss is not finite.
+
+        It is one call, or one for each shape if shapes change from batch to batch.
+        """
+        times, size, steps = self._client.times, self._compute.batch_size, 0
+        turned: int | None = None
+        began = self._environment.clock()
+        runs = self._reader.runs(batches, size)
+        times.data_s += self._environment.clock() - began
+        began = self._environment.clock()
+        for part, data in runs:
+            rows = sum(piece.rows for piece in part)
+            count = max(1, rows // size)
+            self._expect(min(rows, size), data, is_gradient=False)
+            at = replace(clock, start=clock.start + steps * clock.pace)
+            with self._pacing(rows, data, is_gradient=False):
+                found = self._backend.run(data, count, at)
+                self._backend.take_metrics(self._client.metrics, add=True)
+            if turned is None and found is not None:
+                turned = steps + found
+            steps += count
+        times.compute_s += self._environment.clock() - began
+        return turned
+
     # ------------------------------------------------------------- compiling
 
     def _warm_up(self) -> None:
         compute, order = self._compute, self._spec.order
-        rows = compute.batch_size * (1 if self.exchanges_gradients else compute.window)
+        is_gradient = self._begins_with_gradients
+        rows = compute.batch_size * (1 if is_gradient else compute.window)
         count = min(rows, order.rows_of(order.first_epoch))
         if count > compute.batch_size:
             count -= count % compute.batch_size
         # Rows beyond one batch repeat the shape of the first batch.
         data = self._reader.first(np.arange(count) % order.sample_rows)
-        self._compiled = {(min(count, compute.batch_size), kind_of(data))}
-        self._backend.warm_up(data, is_gradient=self.exchanges_gradients)
+        size = min(count, compute.batch_size)
+        self._compiled = {_Program(size, kind_of(data), is_gradient)}
+        self._backend.warm_up(data, is_gradient=is_gradient)
 
-    def _expect(self, rows: int, data: Any) -> None:
+    @property
+    def _begins_with_gradients(self) -> bool:
+        """Whether the first program computes a gradient, not a window of steps."""
+        return self.exchanges_gradients
+
+    def _expect(self, rows: int, data: Any, *, is_gradient: bool) -> None:
         """Tells the server if a step of this size has to be compiled first."""
-        key = rows, kind_of(data)
+        key = _Program(rows, kind_of(data), is_gradient)
         if key not in self._compiled:
             self._compiled.add(key)
             self._client.tell(Compiling())
 
-    def _pacing(self, rows: int, data: Any) -> AbstractContextManager[None]:
+    def _pacing(
+        self, rows: int, data: Any, *, is_gradient: bool
+    ) -> AbstractContextManager[None]:
         """Reports progress during first steps of a size: their duration is unknown."""
-        key = rows, kind_of(data)
+        key = _Program(rows, kind_of(data), is_gradient)
         if key in self._paced:
             return contextlib.nullcontext()
         self._paced.add(key)

@@ -58,6 +58,8 @@ class WorkerSpec:
             under gradient exchange.
         clean_up: Called at the end of a process that gets other work later.
         run: Id of the run, empty if it has none.
+        alone_steps: Under gradient exchange, steps between two pushes while it is the
+            only worker; 0 if it exchanges each step.
     """
 
     server_address: ServerAddress
@@ -78,3 +80,4 @@ class WorkerSpec:
     has_overlap: bool = False
     clean_up: Callable[[], None] | None = None
     run: str = ""
+    alone_steps: int = 0

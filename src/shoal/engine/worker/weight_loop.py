@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
-from shoal.backends.base import Clock
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.worker.loop import Loop
 
@@ -94,31 +93,6 @@ class WeightLoop(Loop):
     def _starts(self) -> Sequence[int] | None:
         """Positions where the data's own batches begin in the next epoch."""
         return self._spec.order.batch_starts(self._client.progress.pieces[0].epoch)
-
-    def _take_steps(self, batches: list[Piece], clock: Clock) -> int | None:
-        """Takes the steps of some batches; returns the first whose loss is not finite.
-
-        It is one call, or one for each shape if shapes change from batch to batch.
-        """
-        times, size, steps = self._client.times, self._compute.batch_size, 0
-        turned: int | None = None
-        began = self._environment.clock()
-        runs = self._reader.runs(batches, size)
-        times.data_s += self._environment.clock() - began
-        began = self._environment.clock()
-        for part, data in runs:
-            rows = sum(piece.rows for piece in part)
-            count = max(1, rows // size)
-            self._expect(min(rows, size), data)
-            at = replace(clock, start=clock.start + steps * clock.pace)
-            with self._pacing(rows, data):
-                found = self._backend.run(data, count, at)
-                self._backend.take_metrics(self._client.metrics, add=True)
-            if turned is None and found is not None:
-                turned = steps + found
-            steps += count
-        times.compute_s += self._environment.clock() - began
-        return turned
 
     def _catch_up(self) -> bool:
         """Takes the answer to an early push."""

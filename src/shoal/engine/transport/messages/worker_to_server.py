@@ -136,6 +136,8 @@ class Push(Message):
         rows: Samples that were trained on, None for `samples`.
         own: This worker's part of each sum over the step that scales the loss.
         assumed: The sums that it scaled its loss by.
+        is_alone: It was the only worker, and has applied its gradients itself: its
+            vectors are its statistics alone.
     """
 
     kind: ClassVar[str] = "push"
@@ -150,6 +152,7 @@ class Push(Message):
     rows: float | None = None
     own: tuple[float, ...] = ()
     assumed: tuple[float, ...] = ()
+    is_alone: bool = False
 
     def pack(self) -> Head:
         """The head of its frame."""
@@ -163,16 +166,19 @@ class Push(Message):
             head["rows"] = self.rows
         if self.own:
             head["own"], head["assumed"] = self.own, self.assumed
+        if self.is_alone:
+            head["alone"] = True
         return head
 
     def to_json(self) -> dict[str, Any]:
         """The fields as servers send them to each other."""
-        return {
+        found: dict[str, Any] = {
             "lineage": self.lineage, "sequence": self.sequence,
             "pieces": self.pieces, "steps": self.steps, "samples": self.samples,
             "group": self.group, "rows": self.rows, "own": self.own,
             "assumed": self.assumed, "doubt": self.nan_status, "times": self.times,
         }  # fmt: skip
+        return {**found, "alone": True} if self.is_alone else found
 
     @classmethod
     def parse(cls, head: Head) -> Self:
@@ -197,6 +203,7 @@ class Push(Message):
             rows=rows,
             own=own,
             assumed=assumed,
+            is_alone=bool(head.get("alone")),
         )
 
 
