@@ -8,7 +8,8 @@ BIN := .venv/bin
 STAMP := .venv/.stamp
 DEMO_STAMP := .venv/.stamp-demo
 COG := PYTHONPATH=docs $(BIN)/cog
-COG_FILES := README.md docs/architecture.md $(wildcard docs/reference/*.md)
+COG_FILES := README.md mkdocs.yml docs/architecture.md $(wildcard docs/reference/*.md)
+PAGES := $(BIN)/python docs/reference_pages.py
 
 export KERAS_BACKEND ?= jax
 export MPLBACKEND ?= Agg
@@ -30,7 +31,7 @@ help:
 	@echo "make backends  the tests that depend on the backend, on TensorFlow and PyTorch; 4 minutes"
 	@echo "make examples  every block of every page, example scripts, the demo; 3 minutes"
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
-	@echo "make generate  rewrite generated tables and figures;  make docs builds the site"
+	@echo "make generate  rewrite generated pages, tables and figures;  make docs builds the site"
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
 	@echo "make spark     tests on Spark sessions, which need Java; 10 minutes"
 	@echo "make spark-long  Spark on hosts of its own, jobs over SSH, many losses; 5 minutes"
@@ -123,11 +124,12 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 generated: $(STAMP)
-	@$(COG) --check --diff $(COG_FILES) || \
-		{ echo "Generated tables are out of date: run 'make generate' and commit."; exit 1; }
+	@$(PAGES) --check && $(COG) --check --diff $(COG_FILES) || \
+		{ echo "Generated pages are out of date: run 'make generate' and commit."; exit 1; }
 	@$(BIN)/python docs/figures --check
 
 generate: $(STAMP)
+	$(PAGES)
 	$(COG) -r $(COG_FILES)
 	$(BIN)/python docs/figures
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,7 +29,7 @@ def house_map() -> str:
             continue
         text = ast.get_docstring(ast.parse(source.read_text())) or ""
         name = f"{path.name}/" if path.is_dir() else path.name
-        rows.append(f"| `{name}` | {_first_line(text)} |")
+        rows.append(f"| `{name}` | {first_line(text)} |")
     return "\n".join(rows) + "\n\n"
 
 
@@ -51,7 +52,7 @@ def strategies_table() -> str:
         defaults = ", ".join(f"{f.name}={f.default}" for f in fields(found))
         rows.append(
             f"| `{name}` | [`{found.__name__}`][{found.__module__}.{found.__name__}] "
-            f"| {_first_line(found.__doc__)} | {kind} | {defaults} |"
+            f"| {first_line(found.__doc__)} | {kind} | {defaults} |"
         )
     return "\n".join(rows) + "\n\n"
 
@@ -126,16 +127,92 @@ def exception_tree() -> str:
     return "\n```text\n" + "\n".join(_branch(ShoalError, "", "")) + "\n```\n\n"
 
 
-def command_reference() -> str:
-    """Returns usage, arguments and options of every command."""
-    from typer.main import get_command
+AREAS = {
+    "Arguments and plans": ("api", "plan", "registry", "strategies", "backends"),
+    "Models and training": ("models", "training", "engine", "launchers", "host"),
+    "Data": ("data",),
+    "Run folders and checkpoints": ("runs",),
+    "Clusters": ("clusters",),
+    "Spark": ("spark",),
+    "Command line and page": ("cli", "ui", "demo"),
+    "Scripts of other frameworks": ("foreign", "easydist"),
+}
+"""Headings of `error_messages`, and the parts of the package that belong to each."""
 
-    from shoal.cli.app import app
-
-    return "\n" + "\n".join(_command_lines(get_command(app), "shoal")) + "\n\n"
+LEAST_WORDS = 4
 
 
-def _first_line(docstring: str | None) -> str:
+def error_messages() -> str:
+    """Returns every message of an error in the code: what happened, and what to do.
+
+    Parts that differ from call to call are shown as an ellipsis.
+    """
+    found: dict[str, set[tuple[str, str, str]]] = {area: set() for area in AREAS}
+    trees = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    kinds = _error_classes(trees.values())
+    for path, tree in trees.items():
+        part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        area = next((a for a, parts in AREAS.items() if part in parts), None)
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        for call in calls if area else ():
+            kind = ast.unparse(call.func).rpartition(".")[2]
+            text = " ".join(_text_of(call.args[0]).split()) if call.args else ""
+            if kind in kinds and len(re.findall(r"\w{2,}", text)) >= LEAST_WORDS:
+                happened, *rest = re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)
+                found[area].add((happened, "".join(rest), kind))
+    lines = [""]
+    for area, rows in found.items():
+        lines += [f"## {area}", ""]
+        lines += [
+            "| What happened | Expected, and what to do | Error |",
+            "|---|---|---|",
+        ]
+        for happened, rest, kind in sorted(rows, key=_letters_first):
+            lines.append(f"| {_cell(happened)} | {_cell(rest)} | `{kind}` |")
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def _error_classes(trees: Iterable[ast.Module]) -> set[str]:
+    """The names of `ShoalError` and of all classes derived from it."""
+    bases = {
+        node.name: {ast.unparse(base) for base in node.bases}
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {"ShoalError"}
+    while more := {name for name, own in bases.items() if own & found} - found:
+        found |= more
+    return found
+
+
+def _letters_first(row: tuple[str, str, str]) -> tuple[str, ...]:
+    """The order of messages: by their first words."""
+    return re.sub(r"[^a-z ]", "", row[0].lower()).strip(), *row
+
+
+def _text_of(node: ast.expr) -> str:
+    """The text of a literal; an ellipsis for what is computed."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(map(_text_of, values))
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            return _text_of(left) + _text_of(right)
+    return "…"
+
+
+def _cell(text: str) -> str:
+    """Plain text for a cell of a table; what stands between backquotes is code."""
+    parts = text.replace("|", "\\|").split("`")
+    if len(parts) % 2:
+        parts[::2] = [re.sub(r"([_*<\[\]])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def first_line(docstring: str | None) -> str:
     """Returns the first sentence of a docstring, fit for a table cell."""
     text = inspect.cleandoc(docstring or "").split("\n\n")[0]
     return " ".join(text.split()).replace("|", "\\|")
@@ -145,7 +222,7 @@ def _branch(error: type[Exception], lead: str, child_lead: str) -> Iterator[str]
     """Yields an exception and, indented, those derived from it."""
     also = [b.__name__ for b in error.__bases__[1:]]
     note = f" (also {', '.join(also)})" if also else ""
-    yield f"{lead}{error.__name__}{note}: {_first_line(error.__doc__)}"
+    yield f"{lead}{error.__name__}{note}: {first_line(error.__doc__)}"
     children = error.__subclasses__()
     for number, child in enumerate(children, 1):
         is_last = number == len(children)
@@ -153,8 +230,8 @@ def _branch(error: type[Exception], lead: str, child_lead: str) -> Iterator[str]
         yield from _branch(child, child_lead + elbow, child_lead + bar)
 
 
-def _command_lines(command: Any, name: str) -> Iterator[str]:
-    """Yields the section of a command, then those of its sub-commands."""
+def command_lines(command: Any, name: str) -> Iterator[str]:
+    """Yields what a command does, its usage, and a table of its options."""
     children = dict(getattr(command, "commands", {}))
     shown = [p for p in command.params if not getattr(p, "hidden", False)]
     arguments = "".join(
@@ -162,16 +239,12 @@ def _command_lines(command: Any, name: str) -> Iterator[str]:
         for p in shown
         if p.param_type_name == "argument"
     )
-    yield f"## `{name}`\n"
     yield f"{inspect.cleandoc(command.help or '')}\n"
     yield f"```text\n{name}{' COMMAND' if children else ''}{arguments} [OPTIONS]\n```\n"
     rows = [_parameter_row(p) for p in shown if p.name != "help"]
     if rows:
         yield "| Argument or option | Meaning | Default |\n|---|---|---|"
         yield "\n".join(rows) + "\n"
-    for child in sorted(children):
-        if not children[child].hidden:
-            yield from _command_lines(children[child], f"{name} {child}")
 
 
 def _parameter_row(parameter: Any) -> str:
@@ -179,7 +252,7 @@ def _parameter_row(parameter: Any) -> str:
     is_option = parameter.param_type_name == "option"
     spelled = [*parameter.opts, *parameter.secondary_opts]
     names = spelled if is_option else [parameter.name.upper()]
-    meaning = _first_line(getattr(parameter, "help", None))
+    meaning = first_line(getattr(parameter, "help", None))
     value = parameter.default
     is_plain = isinstance(value, (bool, int, float, str)) and value != ""
     shown = f"`{value}`" if is_plain else ""

@@ -112,7 +112,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             take turns in this process, for experiments with many of them.
         batch_size: Samples of an optimizer step: of all workers together for
             "all_reduce", of each worker otherwise. Default None means 32.
-        epochs: Number of the epoch before which training ends, as in Keras.
+        epochs: Number of the epoch before which training ends, as in Keras; at least 1.
         verbose: 0 for silence, 1 for a live line, 2 for a line an epoch, or "auto".
         echo: Also print what workers print, each line after its worker's name; it is
             in their logs anyway.
@@ -122,14 +122,17 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             a second after it; hooks that set something are called between two steps by
             "all_reduce" and "single", and late by other strategies. Changes by hooks of
             epochs act at once. Under "ensemble" each member gets deep copies of them.
-        validation_split: Share of the rows, from the end, to validate on.
+        validation_split: Share of the rows, from the end, to validate on; from 0 to
+            below 1.
         validation_data: `(x, y)` or `(x, y, sample_weight)`.
         shuffle: Whether to draw a new order each epoch; "batch" shuffles within each
             batch and leaves batches in place, as Keras does.
-        class_weight: Class -> weight in the loss.
+        class_weight: Class -> weight in the loss; 1 for a class that is not named.
         sample_weight: Weights of samples, one array or nested as `y`.
-        initial_epoch: The epoch to start with; it begins a new pass over the data.
-        steps_per_epoch: Steps of `batch_size` that make an epoch, None for all data.
+        initial_epoch: The epoch to start with, from 0; it begins a new pass over the
+            data.
+        steps_per_epoch: Steps of `batch_size` that make an epoch, at least 1; None for
+            all data.
         validation_steps: Steps of a validation, None for all data.
         validation_batch_size: Default None means `batch_size`.
         validation_freq: Epochs between validations, or a list of epochs.
@@ -142,12 +145,13 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             "name:max" or "name:min" for a metric that does not know its direction.
         deterministic: Refuse settings that cannot be repeated bit for bit.
         epoch_barrier: Whether workers wait for callbacks between epochs.
-        max_restarts: Replacements of lost workers before the run stops.
-        servers: Number of servers that share the weights, on a cluster on different
-            nodes: for large vectors. One of them orders the messages of all.
+        max_restarts: Replacements of lost workers before the run stops; at least 0.
+        servers: Number of servers that share the weights, at least 1, on a cluster on
+            different nodes: for large vectors. One of them orders the messages of all.
         standby: 1 for a second server that holds the same state as the first, and takes
             over within seconds when that is lost, without any other effect.
-        spares: Waiting processes, everything imported, that replace lost workers.
+        spares: Waiting processes, everything imported, that replace lost workers; at
+            least 0.
         quorum: Number of workers that suffice for a round when the others are late, at
             least 1, or a share of them such as 0.75; 1.0 waits for all. For strategies
             whose rounds exchange weights. Default None: all but one in four, or two
@@ -167,9 +171,10 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             or infinite: "stop" the run; "skip" that worker's change of these
             samples (under "all_reduce": that step); "rollback" to the last checkpoint,
             and leave them out. Default None warns once a worker and continues as Keras.
-        checkpoint_every: Seconds, or "N samples", between checkpoints for `resume`;
-            False for never. Default None: 30 s. The end of an epoch always makes one.
-        threads: Compute threads of a worker; default None shares the cores.
+        checkpoint_every: Seconds above 0, or "N samples", between checkpoints for
+            `resume`; False for never. Default None: 30 s. The end of an epoch always
+            makes one.
+        threads: Compute threads of a worker, at least 1; default None shares the cores.
         seed: Seed of the order of samples; default None honours
             `keras.utils.set_random_seed`.
         custom_objects: Name -> class or function, as in Keras.
@@ -189,7 +194,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
 
     Raises:
         ConfigError, PlanError, DataError: The arguments do not fit; nothing was
-        started.
+            started.
         ClusterError: A cluster cannot be reached, or has no room.
         WorkerFailed: The model's code raised on a worker.
         WorkerLost: Workers died more often than `max_restarts` allows.
@@ -409,7 +414,7 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
 
     Raises:
         ConfigError, PlanError, DataError: The arguments do not fit; nothing was
-        started.
+            started.
         WorkerFailed, WorkerLost: See `fit`.
 
     Example:
@@ -477,7 +482,7 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
 
     Raises:
         ConfigError, PlanError, DataError: The arguments do not fit; nothing was
-        started.
+            started.
         WorkerFailed, WorkerLost: See `fit`.
 
     Example:

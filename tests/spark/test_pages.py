@@ -10,15 +10,16 @@ import pytest
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
 
-FOLDER = Path(__file__).parents[2] / "docs" / "how-to"
+DOCS = Path(__file__).parents[2] / "docs"
+NAMES = DOCS / "reference" / "python" / "spark"
 BLOCK = re.compile(
     r"<!-- not run: tests/spark/test_pages.py [^\n]*-->\n```python\n(.*?)```", re.S
 )
 
 
-def blocks_of(page: str) -> list[str]:
+def blocks_of(page: Path) -> list[str]:
     """The blocks of a page that say that they run here."""
-    return BLOCK.findall((FOLDER / page).read_text())
+    return BLOCK.findall(page.read_text())
 
 
 def test_blocks_of_pages_run_one_after_the_other(
@@ -27,7 +28,7 @@ def test_blocks_of_pages_run_one_after_the_other(
     monkeypatch.setenv("SHOAL_RUNS", str(tmp_path / "runs"))
     names: dict[str, Any] = {}
     for page in ("spark.md", "from-dist-keras.md", "from-elephas.md"):
-        blocks = blocks_of(page)
+        blocks = blocks_of(DOCS / "how-to" / page)
         assert blocks, page
         for block in blocks:
             exec(block, names)
@@ -35,3 +36,7 @@ def test_blocks_of_pages_run_one_after_the_other(
     assert names["scored"].count() == len(names["x"])
     assert names["history"].run.summary().samples_committed == 3 * len(names["x"])
     assert names["trainer"].num_updates > 0
+    for page in sorted(NAMES.glob("*.md")):
+        own = dict(names)
+        for block in blocks_of(page):
+            exec(block, own)

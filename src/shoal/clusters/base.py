@@ -25,6 +25,11 @@ class ResourceRequest:
         most: Maximum number of workers.
         threads: Compute threads of each worker.
         backend: Name of the Keras backend.
+
+    Example:
+        >>> asked = ResourceRequest(least=1, most=4, threads=2, backend="jax")
+        >>> asked.most
+        4
     """
 
     least: int

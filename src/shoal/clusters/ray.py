@@ -60,19 +60,18 @@ class Ray(Cluster):
 
     Args:
         address: Address of its head, "host:port" or "ray://host:10001". Default None
-            means
-            $RAY_ADDRESS, else the cluster that this machine is part of, else one of
-            this machine alone that ends with the run.
+            means $RAY_ADDRESS, else the cluster that this machine is part of, else one
+            of this machine alone that ends with the run.
         working_dir: Folder whose files go to each node, where workers can import them.
         pip: Requirements that Ray installs on each node for this run.
         variables: Name -> value, for the environment of workers.
         placement: "spread" workers over nodes, or "pack" them on few.
-        cpus: Ray's CPUs reserved for each worker, default None: as many as
-            it has threads.
-        gpus: GPUs of each worker, or a fraction of one, default None: one, if the
-            cluster has GPUs that the backend can compute on.
+        cpus: Ray's CPUs reserved for each worker, at least 0.01, default None: as many
+            as it has threads.
+        gpus: GPUs of each worker, or a fraction of one, 0 for none, default None: one,
+            if the cluster has GPUs that the backend can compute on.
         wait_s: Seconds to wait for room at the start of a run, and for a replaced
-            worker; minutes, if an autoscaler has to start nodes.
+            worker, at least 0; take minutes if an autoscaler has to start nodes.
 
     Raises:
         ConfigError: A value cannot be used.

@@ -49,22 +49,23 @@ class Spark(Cluster):
     stays as it is: none of its settings is changed, and no job but a worker's ends.
 
     Args:
-        port: Port at which this process and its server listen for workers, each at the
-            next free one; 16 are tried. Default None: any that is free.
+        port: Port, 1 to 65535, at which this process and its server listen for workers,
+            each at the next free one; 16 are tried. Default None: any that is free.
         wait_s: Seconds to wait for free slots at the start of a run, and for the
-            replacement of a lost worker. They begin when no run of another thread of
-            this process holds slots.
+            replacement of a lost worker, at least 0. They begin when no run of another
+            thread of this process holds slots.
         variables: Name -> value, for the environment of workers.
         store: Folder or URL, such as "s3://bucket/prefix", that executors and workers
             see: rows of a DataFrame go there for the time of a run. Default None: a
             temporary folder, if all executors are on this machine; else "driver": rows
             pass through the driver to its disk, and workers read them from there.
-        cpus: Cores of each worker. Default None: `spark.task.cpus`. Others, and more
-            `threads`, are a resource profile, which `local[N]` does not have.
+        cpus: Cores of each worker, at least 1. Default None: `spark.task.cpus`. Others,
+            and more `threads`, are a resource profile, which `local[N]` does not have.
         gpus: GPUs of each worker, 0 for none. Default None:
             `spark.task.resource.gpu.amount`. A worker sees those alone that Spark
             gives its task.
-        silent_s: Seconds without a word of a worker's task after which it is lost.
+        silent_s: Seconds without a word of a worker's task after which it is lost, at
+            least 2.
 
     Raises:
         ConfigError: A value cannot be used.

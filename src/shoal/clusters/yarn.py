@@ -25,10 +25,10 @@ class Yarn:
 
     Args:
         address: Address of the ResourceManager's web interface, as
-            "http://master:8088";
-            default None means $SHOAL_YARN, else http://localhost:8088.
-        max_workers: Largest number, for any size of cluster; None for no limit.
-        cores_each: Cores of one worker.
+            "http://master:8088"; default None means $SHOAL_YARN, else http://localhost:8088.
+        max_workers: Largest number, for any size of cluster, at least 1; None for no
+            limit.
+        cores_each: Cores of one worker, at least 1.
 
     Example:
         >>> Yarn(max_workers=16).read(

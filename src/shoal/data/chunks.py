@@ -82,6 +82,15 @@ class ChunkedSource(Source):
     no handles. Workers read it from one thread at a time, but several workers at once.
     The samples of a chunk and an epoch must be the same however often it is read;
     if that cannot be promised, `is_exactly_once` is False and `plan` says so.
+
+    Example:
+        >>> class Days(ChunkedSource):
+        ...     chunk_rows = (3, 2)
+        ...     size_bytes = 40
+        ...     def read(self, chunk, epoch):
+        ...         return ArrayChunk(np.full(self.chunk_rows[chunk], chunk))
+        >>> Days().take(np.array([0, 4]))
+        array([0, 1])
     """
 
     kind: str = "chunks"

@@ -27,6 +27,19 @@ class Source(ABC):
 
     Sources are read by one thread at a time and know nothing of order: callers ask
     for row numbers.
+
+    Example:
+        >>> class Squares(Source):
+        ...     def __len__(self):
+        ...         return 100
+        ...     def take(self, indices):
+        ...         x = np.arange(100, dtype="float32")[indices]
+        ...         return x[:, None], x**2
+        ...     @property
+        ...     def size_bytes(self):
+        ...         return 800
+        >>> Squares().take(np.array([3, 0]))[1]
+        array([9., 0.], dtype=float32)
     """
 
     @abstractmethod

@@ -75,6 +75,14 @@ class Plan(Decisions):
 
     `request` has the options of the call; the other fields are decided from them:
     see `Decisions`.
+
+    Example:
+        >>> import keras, numpy as np, shoal
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> plan = shoal.plan(model, np.zeros((640, 1)), np.zeros(640), workers=2)
+        >>> plan.workers, plan.worker_batch_size, plan.to_json()["strategy"]["name"]
+        (2, 16, 'all_reduce')
     """
 
     def explain(self) -> str:

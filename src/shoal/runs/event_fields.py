@@ -177,7 +177,7 @@ class _NodeUsed(_Open, _Used, total=False):
     gpus: list[_Used]
 
 
-_KINDS: dict[str, type] = {
+KINDS: dict[str, type] = {
     "run_started": _RunStarted,
     "run_resumed": _Planned,
     "run_finished": _RunFinished,
@@ -246,9 +246,9 @@ def check(event: Mapping[str, Any]) -> Event:
 
 def _adapter(kind: str) -> TypeAdapter[Any]:
     """Returns an adapter, made on first use: commands without runs start sooner."""
-    known = kind if kind in _KINDS else ""
+    known = kind if kind in KINDS else ""
     if known not in _ADAPTERS:
-        _ADAPTERS[known] = TypeAdapter(_KINDS.get(known, _Open))
+        _ADAPTERS[known] = TypeAdapter(KINDS.get(known, _Open))
     return _ADAPTERS[known]
 
 

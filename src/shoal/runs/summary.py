@@ -84,6 +84,11 @@ class RunSummary(BaseModel):
         heard_s: Seconds since the driver of an unfinished run was heard, by the clock
             of the storage. None where its process can be seen, and where that is
             unknown.
+
+    Example:
+        >>> summary = RunSummary(status="finished", rows=512, samples_committed=1024)
+        >>> summary.samples_committed // summary.rows, summary.model_dump()["status"]
+        (2, 'finished')
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)

@@ -53,7 +53,9 @@ class Trainer(Attributes, ABC):
         keras_model: The model. It is not changed: each training begins at its weights.
         worker_optimizer: Name of an optimizer, with the rate that it had in Keras 1, or
             an optimizer.
-        loss: Loss, as for `compile`; so are `metrics` and `loss_weights`.
+        loss: Loss, as for `compile`.
+        metrics: Metrics, as for `compile`.
+        loss_weights: Weights of losses, as for `compile`; by name.
         features_col: Column of x, several that become one array, or a mapping from
             inputs to columns.
         label_col: Column of y, in the same forms.
@@ -61,7 +63,12 @@ class Trainer(Attributes, ABC):
         num_epoch: Passes over the rows.
         num_workers: Number of workers. Training begins with those that have room, and
             others join.
+        num_ensembles: Number of models of an `EnsembleTrainer`.
         communication_window: Steps between two exchanges, 0 for an epoch.
+        rho: Elasticity of elastic trainers: `moving_rate = rho * learning_rate`.
+        learning_rate: Elastic rate of elastic trainers; of others the rate of the
+            workers' optimizer, if that is given by name.
+        momentum: Nesterov momentum of `EAMSGD`.
         master_port: Port at which the server's agents listen on Spark, or the next free
             one; None for any. By name, except for `EASGD`.
         parallelism_factor: Factor by which the groups of rows that workers are given

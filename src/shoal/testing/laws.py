@@ -23,6 +23,10 @@ class Law:
         number: Number of the law in the documentation, 1 to 11.
         check: Raises AssertionError if the law is broken.
         concerns: Returns whether the law applies to a strategy.
+
+    Example:
+        >>> LAWS[0].number, LAWS[0].concerns(get("downpour"))
+        (1, True)
     """
 
     number: int

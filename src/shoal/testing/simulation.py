@@ -37,6 +37,18 @@ class Outcome:
         exchanges: Messages applied.
         largest_staleness: Largest staleness of a message.
         learning_rate: Learning rate at the final run clock, committed / batch_size.
+
+    Example:
+        >>> from shoal.strategies import Downpour
+        >>> outcome = simulate(
+        ...     Downpour(),
+        ...     LeastSquares.seeded(),
+        ...     workers=2,
+        ...     epochs=3,
+        ...     learning_rate=0.1,
+        ... )
+        >>> len(outcome.losses), outcome.losses[-1] < outcome.losses[0]
+        (3, True)
     """
 
     center: Vector
@@ -74,6 +86,11 @@ def lookahead_step(
 
     Returns:
         The new (local, velocity).
+
+    Example:
+        >>> x, v = np.array([1.0], "f4"), np.array([0.5], "f4")
+        >>> lookahead_step(x, v, 0.5, lambda at: -0.25 * at)
+        (array([0.9375], dtype=float32), array([-0.0625], dtype=float32))
     """
     if momentum == 0:
         return local + step(local), velocity

@@ -165,7 +165,7 @@ def read_inputs(folder: Folder) -> Inputs:
     if not place.exists(INDEX):
         raise CheckpointError(
             f"the run {folder.name!r} cannot be resumed: what it began with is not in "
-            f"{place.url}. Expected a run that was broken off, by fit on processes, "
+            f"{place.url}. Expected a run that was interrupted, by fit on processes, "
             "with checkpoints. Start it again with fit."
         )
     try:

@@ -170,12 +170,12 @@ def _check_status(record: StoredRun, *, force: bool) -> None:
     if status == "running" and not force:
         raise ConfigError(
             f"run {record.id!r} is running, {_unseen(summary)}. "
-            "Expected one that was broken off. Wait for its end; or, if you know that "
+            "Expected one that was interrupted. Wait for its end; or, if you know that "
             "it is gone, pass force=True (--force): it can save nothing from then on."
         )
     if status == "finished":
         raise ConfigError(
-            f"run {record.id!r} has finished. Expected one that was broken off. "
+            f"run {record.id!r} has finished. Expected one that was interrupted. "
             f"Load {record.url}/{model_file(record.folder)} and call fit to train it "
             "further."
         )

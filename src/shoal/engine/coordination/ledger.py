@@ -195,7 +195,7 @@ class Ledger:
         Args:
             epoch: The epoch to take from.
             counts: (owner, rows) in rank order. If fewer rows are left, the last
-            owners get less or nothing.
+                owners get less or nothing.
             exchanges_gradients: The pieces are the shares of one step.
         """
         wanted = list(counts)
