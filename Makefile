@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test backends examples lint format generated generate notebooks docs serve coverage \
+.PHONY: help venv demo test backends examples lint format generated generate notebooks docs docs-version serve coverage \
 	matrix ray spark spark-long spark-35 aws ui bench bench-full bench-gpu bench-spark compare simulate soak \
 	chaos fuzz kills pause bench-ui screenshots interrupts keras-suite constraints clean
 
@@ -142,6 +142,12 @@ docs: $(STAMP)
 
 serve: $(STAMP)
 	$(BIN)/mkdocs serve
+
+# One version of the site, committed to the branch gh-pages beside the others.
+docs-version: $(STAMP)
+	@test -n "$(VERSION)" || { echo "make docs-version VERSION=0.3"; exit 1; }
+	$(BIN)/mike deploy --config-file mkdocs-versions.yml --update-aliases $(VERSION) latest
+	$(BIN)/mike set-default --config-file mkdocs-versions.yml latest
 
 coverage: $(STAMP)
 	$(BIN)/python -m coverage run -m pytest -m "not slow"

@@ -1,0 +1,121 @@
+"""The documentation in a real browser: what it loads, axe, and narrow windows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tests.support.site import Site, build
+from shoal.ui import packages
+from shoal.ui.packages import is_there
+from tests.ui.test_browser import AXE, browser, violations
+
+pytest.importorskip("mkdocs")
+
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(300)]
+__all__ = ["browser"]
+THEMES = {"light": "default", "dark": "slate"}
+PAGES = (
+    "", "404.html", "tutorial/", "tutorial/1-laptop/", "tutorial/3-compare/",
+    "how-to/choose-a-strategy/", "how-to/aws/", "how-to/look-at-runs/",
+    "reference/strategies/", "reference/learning-quality/", "architecture/",
+    "project/changelog/",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks() -> None:
+    """As in `test_browser.py`."""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files, and notes nothing on standard error."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    base = tmp_path_factory.getbasetemp()
+    return Site(build(base.parent if base.name.startswith("popen-") else base))
+
+
+@pytest.fixture(scope="module")
+def url(site: Site) -> Iterator[str]:
+    handler = partial(Quiet, directory=str(site.folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def opened(browser: Any, url: str, **options: Any) -> Iterator[Any]:
+    """A new page, which may ask no other host and report no error."""
+    context = browser.new_context(**options)
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda r: None if r.url.startswith(url) else wrong.append(r.url))
+    yield page
+    context.close()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_axe_finds_nothing(browser: Any, url: str, theme: str) -> None:
+    if not is_there(packages.AXE, AXE.parent):
+        pytest.skip("needs axe-core: python hatch_build.py")
+    found: dict[str, list[str]] = {}
+    with opened(browser, url, color_scheme=theme) as page:
+        for path in PAGES:
+            page.goto(f"{url}{path}")
+            scheme = page.locator("body").get_attribute("data-md-color-scheme")
+            assert scheme == THEMES[theme]
+            if wrong := violations(page):
+                found[path] = wrong
+    assert found == {}
+
+
+def test_no_page_is_wider_than_a_phone(browser: Any, site: Site, url: str) -> None:
+    wide: dict[str, int] = {}
+    with opened(browser, url, viewport={"width": 360, "height": 740}) as page:
+        for path in site.pages:
+            page.goto(f"{url}{path.relative_to(site.folder)}")
+            width = page.evaluate("document.documentElement.scrollWidth")
+            if width > 360:
+                wide[str(path.relative_to(site.folder))] = width
+    assert wide == {}
+
+
+def test_a_reader_searches_and_changes_the_theme(browser: Any, url: str) -> None:
+    with opened(browser, url, color_scheme="light") as page:
+        page.goto(url)
+        page.locator("body[data-md-color-scheme=default]").wait_for()
+        for scheme in ("default", "slate", "default"):  # light, dark, the system's
+            page.locator("label[for^=__palette]:visible").click()
+            page.locator(f"body[data-md-color-scheme={scheme}]").wait_for()
+        page.keyboard.press("/")
+        page.keyboard.type("resume an interrupted run")
+        page.locator(".md-search-result__link").first.click()
+        page.get_by_role("heading", level=1).filter(has_text="esume").wait_for()
+
+
+def test_pages_follow_each_other_without_a_reload(browser: Any, url: str) -> None:
+    with opened(browser, url) as page:
+        page.goto(f"{url}tutorial/1-laptop/")
+        page.evaluate("window.isTheSame = true")
+        page.get_by_role("link", name="Next: 2").click()
+        page.wait_for_url(f"{url}tutorial/2-watch-and-resume/")
+        page.get_by_role("heading", level=1, name="2 · Watch").wait_for()
+        assert page.evaluate("window.isTheSame")
