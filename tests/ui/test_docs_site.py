@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
-from tests.support.site import Site, build
 from shoal.ui import packages
 from shoal.ui.packages import is_there
+from tests.support.site import Site, build
 from tests.ui.test_browser import AXE, browser, violations
 
 pytest.importorskip("mkdocs")
@@ -119,3 +120,32 @@ def test_pages_follow_each_other_without_a_reload(browser: Any, url: str) -> Non
         page.wait_for_url(f"{url}tutorial/2-watch-and-resume/")
         page.get_by_role("heading", level=1, name="2 · Watch").wait_for()
         assert page.evaluate("window.isTheSame")
+
+
+QUESTIONS = {
+    "loss worse with more workers": "how-to/choose-a-strategy/",
+    "stop a run": "how-to/look-at-runs/",
+    "resume an interrupted run": "how-to/go-on/",
+    "lease": "architecture/",
+    "what it costs": "how-to/aws/",
+    "parquet S3": "how-to/feed-a-run/",
+    "tensorboard": "how-to/look-at-runs/",
+    "KERAS_BACKEND": "how-to/set-up/",
+    "dist-keras trainers": "how-to/from-dist-keras/",
+    "slow link": "how-to/slow-links/",
+}
+"""What readers search for, and a page that answers it."""
+SEEN = 5  # results that a reader looks at
+
+
+def test_one_search_answers(browser: Any, url: str) -> None:
+    missed: dict[str, list[str]] = {}
+    with opened(browser, url) as page:
+        for words, place in QUESTIONS.items():
+            page.goto(f"{url}?{urlencode({'q': words})}")
+            page.locator(".md-search-result__link").first.wait_for()
+            links = page.locator(".md-search-result__link").all()
+            found = [link.get_attribute("href") or "" for link in links[:SEEN]]
+            if not any(f"{place}?" in address for address in found):
+                missed[words] = found
+    assert missed == {}
