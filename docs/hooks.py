@@ -1,4 +1,4 @@
-"""What the site's build adds to MkDocs: pages, descriptions, `llms.txt`.
+"""What the site's build adds to MkDocs: pages, descriptions, moved pages, `llms.txt`.
 
 MkDocs calls the functions whose names begin with `on_`. They are few and short, so that
 a move to another site builder is cheap.
@@ -27,6 +27,18 @@ ABOUT = {
 }
 OPTIONAL = "Project"
 """The tab that a reader who wants to use Shoal can leave out."""
+
+MOVED = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>This page has moved</title>
+<link rel="canonical" href="{to}">
+<meta http-equiv="refresh" content="0; url={to}">
+</head>
+<body><a href="{to}">This page has moved.</a></body>
+</html>
+"""
 
 _LINK = re.compile(r"\]\(((?:docs/|[A-Z]+\.md)[^)\s]*)\)")
 _MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[`*]")
@@ -67,6 +79,15 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
     text = llms_text(config.site_name, config.site_description, list(following(home)))
     files.append(File.generated(config, "llms.txt", content=text))
     return env
+
+
+def on_post_build(config: Any) -> None:
+    """Leaves a page at each old address that leads to the new one."""
+    for old, new in config.extra["moved"].items():
+        place = Path(config.site_dir, old)
+        to = posixpath.relpath(new, old) + "/"
+        (place / "index.html").parent.mkdir(parents=True, exist_ok=True)
+        (place / "index.html").write_text(MOVED.format(to=to))
 
 
 def relinked(text: str, place: str) -> str:

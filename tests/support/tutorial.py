@@ -1,7 +1,7 @@
 """Runs a page of the tutorial as a reader does: saves its files, types its commands.
 
-A block with a file's name as title is saved. A block of `sh` is typed into a terminal:
-the one of its title, or the only one. Comments above a block say what a reader would
+A block with a file's name as title is saved. A block of `sh` is typed into a terminal.
+The reader waits for its end, but in one with the title "Terminal 1". Comments above a block say what a reader would
 see before going on, and are read here:
 
     <!-- when Terminal 1 shows: Epoch 2/ -->     wait for these words
@@ -150,7 +150,6 @@ class Reader:
         """Does what a page says, from its top to its end."""
         blocks = [block for block in blocks_of(page) if block.is_run]
         assert any(block.kind == "sh" for block in blocks), page
-        has_terminals = any(block.title.startswith("Terminal") for block in blocks)
         for block in blocks:
             if found := _WHEN.search(block.above):
                 self.terminal(found[1]).wait_for(found[2])
@@ -158,7 +157,7 @@ class Reader:
             for old, new in self._replaced.items():
                 text = text.replace(old, new)
             if block.kind == "sh":
-                self._type(block, text, has_terminals=has_terminals)
+                self._type(block, text)
             elif block.title:
                 (self.folder / block.title).write_text(text)
         for terminal in self._terminals.values():
@@ -166,14 +165,13 @@ class Reader:
                 terminal.close()
             terminal.finish()
 
-    def _type(self, block: Block, text: str, *, has_terminals: bool) -> None:
-        name = block.title or TERMINAL
-        terminal = self.terminal(name)
+    def _type(self, block: Block, text: str) -> None:
+        terminal = self.terminal(block.title or TERMINAL)
         terminal.type(text)
         if found := _UNTIL.search(block.above):
             terminal.is_open = True
             terminal.wait_for(found[1])
-        elif not (has_terminals and name == TERMINAL):
+        elif block.title != TERMINAL:
             terminal.finish()
 
     def shown(self) -> str:
