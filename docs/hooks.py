@@ -28,6 +28,8 @@ ABOUT = {
 OPTIONAL = "Project"
 """The tab that a reader who wants to use Shoal can leave out."""
 
+RECORDS = ("acceptance/", "decisions/", "project/", "architecture")
+"""Beginnings of pages that are not for users."""
 MOVED = """<!doctype html>
 <html lang="en">
 <head>
@@ -42,7 +44,7 @@ MOVED = """<!doctype html>
 
 _LINK = re.compile(r"\]\(((?:docs/|[A-Z]+\.md)[^)\s]*)\)")
 _MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[`*]")
-MOST = 160
+LEAST, MOST = 20, 160
 """Characters of a description; search engines cut longer ones."""
 
 
@@ -68,8 +70,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Describes a page by its first sentences, if it does not describe itself."""
+    """Describes a page by its first sentences, if it does not describe itself.
+
+    A search shows pages for users first.
+    """
     page.meta.setdefault("description", first_words(markdown))
+    if page.file.src_uri.startswith(RECORDS):
+        page.meta.setdefault("search", {"boost": 0.1})
     return markdown
 
 
@@ -116,7 +123,7 @@ def first_words(markdown: str) -> str:
     plain = _MARKUP.sub(lambda found: found[1] or "", " ".join(text.split()))
     if len(plain) <= MOST:
         return plain
-    end = plain.rfind(". ", 0, MOST)
+    end = plain.rfind(". ", LEAST, MOST)
     return plain[: end + 1] if end > 0 else plain[: plain.rfind(" ", 0, MOST)] + " …"
 
 

@@ -47,7 +47,7 @@ def test_links_of_the_root_hold_on_the_site(
             "Text of two lines.",
         ),
         ("# T\n\n" + "word " * 60, ("word " * 60)[:159].rstrip() + " …"),
-        ("# T\n\nOne. " + "word " * 60, "One."),
+        ("# T\n\nOne sentence of a page. " + "word " * 60, "One sentence of a page."),
         ("# T\n", ""),
     ],
 )
