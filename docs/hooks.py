@@ -28,7 +28,7 @@ ABOUT = {
 OPTIONAL = "Project"
 """The tab that a reader who wants to use Shoal can leave out."""
 
-RECORDS = ("acceptance/", "decisions/", "project/", "architecture")
+RECORDS = ("acceptance/", "decisions/")
 """Beginnings of pages that are not for users."""
 MOVED = """<!doctype html>
 <html lang="en">
@@ -72,11 +72,11 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Describes a page by its first sentences, if it does not describe itself.
 
-    A search shows pages for users first.
+    A search shows pages for users alone.
     """
     page.meta.setdefault("description", first_words(markdown))
     if page.file.src_uri.startswith(RECORDS):
-        page.meta.setdefault("search", {"boost": 0.1})
+        page.meta.setdefault("search", {"exclude": True})
     return markdown
 
 

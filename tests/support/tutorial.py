@@ -1,8 +1,8 @@
 """Runs a page of the tutorial as a reader does: saves its files, types its commands.
 
 A block with a file's name as title is saved. A block of `sh` is typed into a terminal.
-The reader waits for its end, but in one with the title "Terminal 1". Comments above a block say what a reader would
-see before going on, and are read here:
+The reader waits for its end, but in one with the title "Terminal 1". Comments above a
+block say what a reader would see before going on, and are read here:
 
     <!-- when Terminal 1 shows: Epoch 2/ -->     wait for these words
     <!-- until it shows: http -->                do not wait for the end of the block
