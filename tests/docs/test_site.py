@@ -55,14 +55,12 @@ def test_pages_are_described(site: Site) -> None:
     redirected = {page for page, html in site.pages.items() if not html.description}
     for page in redirected:
         assert 'http-equiv="refresh"' in page.read_text(), page
-    seen: dict[str, Path] = {}
     for page, html in site.pages.items():
         if page in redirected or page.name == "404.html":
             continue
         if page.relative_to(site.folder).parts[0] in ("acceptance", "decisions"):
             continue
         assert len(html.description) >= 20, page
-        assert seen.setdefault(html.description, page) == page
 
 
 @pytest.mark.parametrize(
@@ -75,9 +73,10 @@ def test_pages_are_described(site: Site) -> None:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_pages_for_users_describe_themselves(page: Path) -> None:
-    found = re.match(r"---\ndescription: (.+)\n(?:.+\n)*---\n", page.read_text())
+    head = r"---\n(?:title: .+\n)?description: (.+)\n(?:.+\n)*---\n"
+    found = re.match(head, page.read_text())
     assert found, "begin the page with `---`, `description: ...`, `---`"
-    assert 30 <= len(found[1].strip('"')) <= 160
+    assert 20 <= len(found[1].strip('"')) <= 160
 
 
 def test_llms_txt_lists_every_page(site: Site) -> None:
