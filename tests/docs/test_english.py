@@ -22,7 +22,7 @@ REPLACED = (
     "has waited for two", "is looked at", "it arrives later", "knows all that",
     "meet by chance", "more of that", "more rarely", "no wish to", "not asked for",
     "old news", "tells all about", "train nothing twice", "waits for anybody",
-    "what computes", "where an epoch ends", "whoever",
+    "what computes", "where an epoch ends", "whoever", "why so",
 )  # fmt: skip
 """Phrases that stood on pages and made readers stop; each has a plain one now."""
 
