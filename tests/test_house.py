@@ -52,6 +52,7 @@ def project_files() -> list[Path]:
 WRITTEN_BY_HAND = {
     "cli/steps.py": "rich draws it; names and steps are made fit before",
     "cli/tables.py": "rich draws it; cells are made fit before",
+    "clusters/aws/node_agent.py": "the log of a service, on a host without Shoal",
     "clusters/host_agent/answering.py": "an answer in JSON, through a pipe",
     "demo/main.py": "rich draws it, from names in this package",
     "demo/victim.py": "through a pipe",
@@ -132,6 +133,7 @@ UNPACKING = {
     "with_name",
 }  # fmt: skip
 JOINED_BY_HAND = {
+    "clusters/aws/joining.py": "names in this file",
     "backends/compile_cache.py": "checksums, and names of the folder's own listing",
     "clusters/remote_call.py": "names in this file",
     "clusters/doctor.py": "names in this file",

@@ -512,6 +512,11 @@ def test_environment_workers(text: str, workers: Any):
     assert environment({"SHOAL_WORKERS": text}).workers == workers
 
 
+def test_environment_cluster():
+    assert environment({}).cluster == "local"
+    assert environment({"SHOAL_CLUSTER": " ray "}).cluster == "ray"
+
+
 def test_environment_the_rest():
     found = environment({"SHOAL_DATA": "/data", "SHOAL_VERBOSE": "2"})
     assert (found.data, found.verbose) == ("/data", 2)

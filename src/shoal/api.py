@@ -20,7 +20,7 @@ from shoal.interruption import undisturbed
 from shoal.plan.request import Request, Workers
 from shoal.strategies import Strategy, get
 from shoal.training.early_start import early_pool
-from shoal.training.fit_call import FitCall
+from shoal.training.fit_call import FitCall, cluster_of
 
 if TYPE_CHECKING:
     from shoal.clusters import Cluster, Yarn
@@ -42,7 +42,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     *,
     strategy: str | Strategy | type[Strategy] = "all_reduce",
     workers: Workers | Yarn = "auto",
-    cluster: str | Cluster = "local",
+    cluster: str | Cluster | None = None,
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: int | str = "auto",
@@ -109,7 +109,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             the active Spark session. An address of Ray Client, "ray://host:10001", or
             the name of a cluster that `shoal cluster up` has made: the run is sent
             there, and followed from here. "inline" lets workers
-            take turns in this process, for experiments with many of them.
+            take turns in this process, for experiments with many of them. Default
+            None means $SHOAL_CLUSTER, else "local"; jobs on a cluster have "ray" there.
         batch_size: Samples of an optimizer step: of all workers together for
             "all_reduce", of each worker otherwise. Default None means 32.
         epochs: Number of the epoch before which training ends, as in Keras; at least 1.
@@ -140,7 +141,9 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             "async": a process of its own validates while they train on; its results
             join the history with their epochs, and callbacks do not see them.
         run: Name, path or URL for the records; False keeps none. Default None means
-            a folder under $SHOAL_RUNS, or ./shoal-runs.
+            a folder under $SHOAL_RUNS, or ./shoal-runs. A run that is sent to a cluster
+            is made at the URL, or at that of the cluster's runs; else its folder is
+            copied to the path when it ends.
         monitor: Metric of the best model; default None: "val_loss", else "loss".
             "name:max" or "name:min" for a metric that does not know its direction.
         deterministic: Refuse settings that cannot be repeated bit for bit.
@@ -214,7 +217,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         1024
     """
     began = time.monotonic()
-    chosen = get(strategy)
+    chosen, where = get(strategy), cluster_of(cluster)
     request = Request(
         strategy=chosen, batch_size=batch_size, epochs=epochs,
         initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch, shuffle=shuffle,
@@ -225,7 +228,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         validation_freq=validation_freq,
     )  # fmt: skip
     call = FitCall(
-        model=model, request=request, workers=workers, cluster=cluster, x=x, y=y,
+        model=model, request=request, workers=workers, cluster=where, x=x, y=y,
         sample_weight=sample_weight, class_weight=class_weight,
         validation_split=validation_split, validation_data=validation_data,
         validation_steps=validation_steps, validation_batch_size=validation_batch_size,
@@ -236,10 +239,10 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         callbacks=callbacks, verbose=verbose, echo=echo, run=run,
         checkpoint_every=checkpoint_every, custom_objects=custom_objects,
     )  # fmt: skip
-    if cluster not in ("local", "inline", "auto"):
+    if where not in ("local", "inline", "auto"):
         from shoal.training.remote_fit import fit_there, is_away
 
-        if is_away(cluster):
+        if is_away(where):
             return fit_there(call)
     with undisturbed(), early_pool(call) as pool:
         from shoal.training.run_fit import FitContext, perform
@@ -247,17 +250,20 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         return perform(call, FitContext(began=began, pool=pool))
 
 
-def attach(job: str, model: Any = None, *, cluster: str | Cluster) -> History:
+def attach(
+    job: str, model: Any = None, *, cluster: str | Cluster | None = None
+) -> History:
     """Attaches to a `fit` that was sent to a cluster, and follows it to its end.
 
     Args:
         job: Id of the job, or the beginning of one; `shoal jobs` lists them.
         model: Model that gets the trained weights; None returns the history alone.
         cluster: The cluster, as passed to `fit`: the name of a cluster of hosts, or an
-            address "ray://host:10001".
+            address "ray://host:10001". Default None means $SHOAL_CLUSTER.
 
     Returns:
-        As `fit`; `history.run` is the run's folder, which was copied here.
+        As `fit`; `history.run` is the run: at its URL, or in a folder that was copied
+        here.
 
     Raises:
         ConfigError: There is no such job.
@@ -271,7 +277,7 @@ def attach(job: str, model: Any = None, *, cluster: str | Cluster) -> History:
     """
     from shoal.training.remote_fit import attach, sent_to
 
-    return attach(sent_to(cluster, job), model)
+    return attach(sent_to(cluster_of(cluster), job), model)
 
 
 def resume(  # noqa: PLR0913 - what fit has, where it may differ

@@ -127,6 +127,22 @@ def test_plan_starts_nothing_and_changes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_default_cluster_is_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHOAL_CLUSTER", "inline")
+    x, y = line(64)
+    given: dict[str, Any] = {"strategy": "aeasgd", "workers": 2}
+    assert shoal.plan(linear(), x, y, **given).request.cluster == "inline"
+    plan = shoal.plan(linear(), x, y, cluster="local", **given)
+    assert plan.request.cluster == "local"  # an argument overrides it
+    found = shoal.fit(linear(), x, y, run=False, verbose=0, **given)
+    assert found.run.summary().workers == 2
+    monkeypatch.setenv("SHOAL_CLUSTER", "labb")
+    with pytest.raises(ConfigError, match="unknown cluster 'labb'"):
+        shoal.fit(linear(), x, y, run=False)
+
+
 def test_plan_takes_the_arguments_of_fit() -> None:
     x, y = line(64)
     with pytest.raises(ConfigError, match=r"'epoch'\. Did you mean 'epochs'"):
@@ -141,7 +157,9 @@ def test_a_call_has_all_arguments_of_fit_with_their_defaults() -> None:
     parts = [vars(call.request), vars(call.files), vars(call)]
     taken = {name: value for part in parts for name, value in part.items()}
     given = inspect.signature(shoal.fit).parameters
-    left = {"strategy": "all_reduce", "model": inspect.Parameter.empty}
+    left: dict[str, Any] = {
+        "strategy": "all_reduce", "model": inspect.Parameter.empty, "cluster": None,
+    }  # fmt: skip
     for name, argument in given.items():
         assert argument.default == left.get(name, taken[name]), name
     kept = {"request", "files", "known_clusters", "has_callbacks"}

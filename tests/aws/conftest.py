@@ -33,9 +33,14 @@ OUTSIDE = (
 SSH = '''#!{python}
 """In the place of ssh: answers as a host would whose Ray runs."""
 import json, sys
+if sys.argv[-1].endswith("/token"):
+    sys.exit(print("ab" * 32))
+host = next(word for word in sys.argv if word.startswith("prod-"))
+if "systemctl" in sys.argv[-1]:
+    mount = "no" if host == "prod-worker1" else "yes"
+    sys.exit(print("shoal-lists active\\nshoal-agent active\\nmount", mount))
 if "BOOT=" not in sys.argv[-1]:
     sys.exit(print(*sys.argv[1:]))
-host = next(word for word in sys.argv if word.startswith("prod-"))
 read = sys.stdin.buffer
 read.read(int(read.readline()))
 asked = json.loads(read.readline())
@@ -79,8 +84,9 @@ class Cloud:
             )
         return self.clients[service]
 
-    def shoal(self, *words: str | Path) -> Result:
-        return CliRunner().invoke(app, [str(w) for w in words], prog_name="shoal")
+    def shoal(self, *words: str | Path, typed: str | None = None) -> Result:
+        said = [str(word) for word in words]
+        return CliRunner().invoke(app, said, input=typed, prog_name="shoal")
 
     def state(self) -> ClusterState:
         return ClusterStore(os.environ["SHOAL_CLUSTERS"]).get("prod")
@@ -179,7 +185,7 @@ def cloud(
     monkeypatch.setenv("HOME", str(tmp_path))
     _put_ssh(tmp_path, monkeypatch)
     found = Cloud(endpoint[1], endpoint[0], credentials)
-    for name in ("capacity", "activities"):
+    for name in ("capacity", "activities", "prices"):
         (found.folder / name).unlink(missing_ok=True)
     _record_calls(found.called, monkeypatch)
     clock = Clock(now=lambda: found.slept, sleep=found.sleep)

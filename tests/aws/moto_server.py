@@ -1,8 +1,9 @@
 """moto as a process of its own, with what it lacks: capacity, quotas, images.
 
-Started by a fixture; it prints its address, and ends when its standard input closes.
+Started by a fixture with a folder, and perhaps an address to listen at; it prints its
+address, and ends when its standard input closes.
 `capacity` in its folder says how many instances may run, `activities` (JSON) what the
-groups tell about failed launches.
+groups tell about failed launches, `prices` (JSON) what an hour of a type costs.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from typing import Any
 from moto.autoscaling import models as groups
 from moto.autoscaling import responses as group_answers
 from moto.core.responses import ActionResult
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import ThreadedMotoServer  # pyright: ignore[reportAttributeAccessIssue]
 from moto.servicequotas import models as quotas
 
 QUOTAS = {"L-1216C47A": 64.0, "L-DB2E81BA": 64.0, "L-417A185B": 0.0}
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, address: str = "127.0.0.1") -> None:
     _cap_launches(folder)
     _tell_activities(folder)
     _know_quotas()
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    _tell_prices(folder)
+    server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     print(f"http://{host}:{port}", flush=True)
@@ -73,6 +76,30 @@ def _tell_activities(folder: Path) -> None:
     group_answers.AutoScalingResponse.describe_scaling_activities = described
 
 
+def _tell_prices(folder: Path) -> None:
+    """Answers the Price List API, which moto lacks, with the types of `prices`."""
+    answer = DomainDispatcherApplication.__call__
+
+    def answered(self: Any, environ: Any, start_response: Any) -> Any:
+        if "/pricing/" not in environ.get("HTTP_AUTHORIZATION", ""):
+            return answer(self, environ, start_response)
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        asked = json.loads(environ["wsgi.input"].read(size))
+        named = {one["Field"]: one["Value"] for one in asked["Filters"]}
+        price = _read(folder / "prices", {}).get(named["instanceType"])
+        part = {"unit": "Hrs", "pricePerUnit": {"USD": str(price)}}
+        product = {"terms": {"OnDemand": {"a": {"priceDimensions": {"b": part}}}}}
+        listed = [] if price is None else [json.dumps(product)]
+        body = json.dumps({"FormatVersion": "aws_v1", "PriceList": listed}).encode()
+        sizes = [("Content-Length", str(len(body)))]
+        start_response(
+            "200 OK", [*sizes, ("Content-Type", "application/x-amz-json-1.1")]
+        )
+        return [body]
+
+    DomainDispatcherApplication.__call__ = answered
+
+
 def _know_quotas() -> None:
     def quota(self: Any, service_code: str, quota_code: str) -> dict[str, Any]:
         return {"QuotaCode": quota_code, "Value": QUOTAS[quota_code]}
@@ -81,4 +108,4 @@ def _know_quotas() -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

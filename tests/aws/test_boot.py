@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
+from shoal.clusters.aws.joining import agent_text
 from shoal.clusters.aws.members import lists_of, members_of
 from shoal.clusters.aws.template import template
 from tests.aws.test_template import Loader
@@ -107,7 +108,8 @@ if [ -e {folder}/cluster.json ]; then
     cp /etc/hosts /opt/shoal/workers {folder}/
     BASH_ENV=/etc/profile.d/shoal.sh bash -c 'env' | grep -E 'DEEP|EFS' >{folder}/env
 fi
-cp /etc/systemd/system/shoal-lists.service {folder}/ 2>/dev/null || true
+cp /etc/systemd/system/shoal-*.service {folder}/ 2>/dev/null || true
+cp /opt/shoal/agent.json {folder}/ 2>/dev/null || true
 kill $service
 exit $status
 """
@@ -115,9 +117,12 @@ exit $status
 
 def user_data_of(role: str, values: dict[str, str]) -> str:
     """The user data of a role, as CloudFormation would fill it."""
-    found = yaml.load(template(), Loader)["Resources"][f"{role}Template"]
+    whole = yaml.load(template(), Loader)
+    found = whole["Resources"][f"{role}Template"]
     told = found["Properties"]["LaunchTemplateData"]["UserData"]
     parts: list[Any] = told["Fn::Base64"]["Fn::Join"][1]
+    assert parts.pop() == {"!FindInMap": ["Boot", "Script", "Text"]}
+    parts.append(whole["Mappings"]["Boot"]["Script"]["Text"])
     chosen = [part["!If"][1] if "!If" in part else part for part in parts]
     return "".join(
         re.sub(r"\$\{([\w:]+)\}", lambda name: values[name[1]], part["!Sub"])
@@ -156,6 +161,7 @@ def boot(tmp_path: Path) -> Callable[..., Booted]:
             "Bucket": "bucket", "Proxy": "", "LoginUser": "root", "SetupDigest": "",
             "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "Mount": str(tmp_path / "efs"), "FileSystem": "new", "Files": "fs-0123",
+            "Runs": "s3://bucket/runs", "AgentDigest": "",
             "Booted": "http://169.254.169.254/wait", **changed,
         }  # fmt: skip
         _write_programs(tmp_path)
@@ -192,7 +198,19 @@ def _write_programs(folder: Path) -> None:
     (folder / "service.py").write_text(SERVICE.format(**told))
 
 
-def test_a_master_boots_and_signals(boot: Callable[..., Booted]) -> None:
+def _shell(profile: str, folder: Path, **variables: str) -> dict[str, str]:
+    """Returns the variables of a shell that has read the profile."""
+    done = subprocess.run(
+        ["bash", "-c", f"{profile}\nenv"], capture_output=True, text=True, check=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder / "home"), **variables},
+    )  # fmt: skip
+    lines = (line.partition("=") for line in done.stdout.splitlines())
+    return {name: value for name, _, value in lines}
+
+
+def test_a_master_boots_and_signals(
+    boot: Callable[..., Booted], tmp_path: Path
+) -> None:
     found = boot()
     assert found.status == 0, found.log
     content = found.object(f"nodes/{INSTANCE}.json")
@@ -212,6 +230,12 @@ def test_a_master_boots_and_signals(boot: Callable[..., Booted]) -> None:
     )
     profile = (found.folder / "shoal.sh").read_text()
     assert f"export EFS_MOUNT='{found.folder}/efs'" in profile
+    assert _shell(profile, tmp_path)["SHOAL_RUNS"] == "s3://bucket/runs"
+    node = tmp_path / "home" / ".shoal" / "nodes" / "0123abcd-0"
+    node.mkdir(parents=True)
+    (node / "profile.sh").write_text("export RAY_ADDRESS=10.0.0.1:6379\n")
+    told = _shell(profile, tmp_path, SHOAL_RUNS="/own")
+    assert (told["RAY_ADDRESS"], told["SHOAL_RUNS"]) == ("10.0.0.1:6379", "/own")
     assert b"ready" in found.object(f"logs/{INSTANCE}/boot.log")
 
 
@@ -297,11 +321,52 @@ def test_lists_follow_the_object_of_the_cluster(
         "DEEPLEARNING_WORKERS_COUNT": "3", "DEEPLEARNING_WORKER_GPU_COUNT": "0",
         "EFS_MOUNT": f"{tmp_path}/efs",
     }  # fmt: skip
+    check_unit(tmp_path / "shoal-lists.service")
+
+
+def check_unit(path: Path) -> None:
+    """systemd finds no fault in a unit; its program is not on this machine."""
+    assert path.exists()
     if shutil.which("systemd-analyze") is None:
         return
     verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", tmp_path / "shoal-lists.service"],
+        ["systemd-analyze", "verify", "--man=no", path],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    lines = [one for one in verified.stderr.splitlines() if "shoal-lists" in one]
+    lines = [one for one in verified.stderr.splitlines() if path.stem in one]
     assert [one for one in lines if "not executable" not in one] == []
+
+
+def test_the_agent_is_installed_as_it_was_sent(
+    boot: Callable[..., Booted], tmp_path: Path
+) -> None:
+    content = agent_text().encode()
+    digest = hashlib.sha256(content).hexdigest()
+    path = tmp_path / f"s3/bucket/clusters/prod/0123abcd/agent-{digest}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    found = boot("Worker", AgentDigest=digest)
+    assert found.status == 0, found.log
+    assert json.loads((tmp_path / "agent.json").read_text()) == {
+        "id": "0123abcd", "folder": "s3://bucket/clusters/prod/0123abcd",
+        "instance": INSTANCE, "address": ADDRESS, "role": "worker",
+    }  # fmt: skip
+    unit = (tmp_path / "shoal-agent.service").read_text()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"ExecStart=/usr/bin/env python{version} /opt/shoal/agent.py" in unit
+    assert "User=root" in unit
+    assert "AWS_DEFAULT_REGION=us-east-1" in unit
+    check_unit(tmp_path / "shoal-agent.service")
+
+
+def test_an_agent_that_was_changed_is_not_started(
+    boot: Callable[..., Booted], tmp_path: Path
+) -> None:
+    path = tmp_path / f"s3/bucket/clusters/prod/0123abcd/agent-{'0' * 64}"
+    path.parent.mkdir(parents=True)
+    path.write_text("evil")
+    found = boot(AgentDigest="0" * 64)
+    assert found.status == 1
+    assert not (tmp_path / "shoal-agent.service").exists()
+    [signal] = found.signals
+    assert signal["Reason"] == "the agent of the node cannot be started"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.clusters.aws import leftovers
 from shoal.clusters.aws.policy import calls_of
 from tests.aws.conftest import Cloud
 from tests.clusters.aws_files import spec
@@ -29,6 +30,7 @@ def test_up_gives_a_cluster_and_down_leaves_what_it_says(
     assert [node.address for node in state.nodes] == [
         "prod-master", "prod-worker1", "prod-worker2",
     ]  # fmt: skip
+    assert state.runs == f"s3://{state.facts['bucket']}/runs"
     config = (Path(file).parent / "known" / "prod.ssh").read_text()
     assert config.count("ProxyJump prod-master") == 2
     assert config.count("StrictHostKeyChecking yes") == 3
@@ -71,6 +73,27 @@ def test_a_price_must_be_agreed_to(cloud: Cloud, file: Path) -> None:
     assert "nobody agrees to the price" in done.output
     assert (cloud.names, cloud.instances()) == ([], [])
     assert "cloudformation:CreateStack" not in cloud.called
+
+
+def test_prices_of_today_are_asked_and_the_table_is_behind_them(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.write("prices", {"m5.xlarge": 7.0})  # m5.large is not told
+    done = cloud.shoal("cluster", "up", file)
+    assert "nobody agrees to the price" in done.output
+    assert "An hour costs 7." in done.output
+    told = cloud.shoal("cluster", "cost", file, "--ask").output
+    assert "from AWS; for m5.large list prices of 20" in told
+    assert "7.00 $" in told
+    assert "An hour costs 0." in cloud.shoal("cluster", "cost", file).output
+    cloud.write("prices", {"m5.xlarge": 70.0, "m5.large": 70.0})
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 2
+    assert "does not pay for an hour" in done.output
+    assert (cloud.names, cloud.instances()) == ([], [])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOBODY")
+    told = cloud.shoal("cluster", "cost", file, "--ask", "--json").stdout
+    assert json.loads(told)["parts"][0]["spot"] is None
 
 
 CAPACITY = "We currently do not have sufficient m5.large capacity"
@@ -194,6 +217,167 @@ def test_a_name_that_another_machine_has_is_refused(
         done = cloud.shoal("cluster", "down", "prod", "--hosts", file)
         assert done.exit_code == 0, done.output
     assert cloud.instances() == []
+
+
+def test_another_machine_gets_to_know_a_cluster_and_ends_it(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert cloud.shoal("cluster", "up", file, "--yes").exit_code == 0
+    here = cloud.state()
+    [told] = [
+        cloud.client("s3").get_object(Bucket=str(here.facts["bucket"]), Key=one["Key"])
+        for one in cloud.client("s3").list_objects_v2(
+            Bucket=str(here.facts["bucket"]), Prefix=f"clusters/prod/{here.id}/state"
+        )["Contents"]
+    ]
+    published = told["Body"].read().decode()
+    assert here.token not in published
+    assert "prod.ssh" not in published  # nothing of the other machine
+    monkeypatch.setenv("SHOAL_CLUSTERS", str(file.parent / "other"))
+    words = ("cluster", "connect", "prod", "--region", "us-east-1")
+    done = cloud.shoal(*words)
+    assert done.exit_code == 0, done.output
+    assert "prod is known here: 3 nodes, the head is prod-master" in done.output
+    there = cloud.state()
+    assert (there.nodes, there.port, there.id) == (here.nodes, here.port, here.id)
+    assert there.token == "ab" * 32  # what the head has said by ssh
+    assert there.hosts is not None
+    assert str(file.parent / "other" / "prod.ssh") in there.hosts.ssh
+    capfd.readouterr()
+    assert cloud.shoal("cluster", "ssh", "prod", "1", "--", "ls").exit_code == 0
+    assert capfd.readouterr().out.split()[-2:] == ["prod-worker1", "ls"]
+    assert "prod-worker2" in cloud.shoal("cluster", "status", "prod").output
+    assert "3 of 3 hosts run" in cloud.shoal("cluster", "up", file).output
+    assert cloud.called.count("cloudformation:CreateStack") == 1
+    assert cloud.shoal(*words).exit_code == 0  # again, to no effect
+    done = cloud.shoal("cluster", "down", "prod")
+    assert done.exit_code == 0, done.output
+    assert cloud.instances() == []
+    done = cloud.shoal(*words)
+    assert done.exit_code == 2
+    assert "no cluster prod is up in us-east-1" in done.output
+
+
+def test_a_cluster_that_has_told_nothing_can_be_ended_by_its_region(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cloud.shoal("cluster", "up", file, "--yes").exit_code == 0
+    state = cloud.state()
+    cloud.client("s3").put_object(
+        Bucket=str(state.facts["bucket"]), Key=f"clusters/prod/{state.id}/state.json",
+        Body=b'{"hosts": {"ssh": "rm -rf /"}}',
+    )  # fmt: skip
+    monkeypatch.setenv("SHOAL_CLUSTERS", str(file.parent / "other"))
+    done = cloud.shoal("cluster", "connect", "prod", "--region", "us-east-1")
+    assert done.exit_code == 1
+    assert "state.json is not what `up` has written" in done.output
+    assert cloud.names == []
+    done = cloud.shoal("cluster", "down", "prod", "--region", "us-east-1")
+    assert done.exit_code == 0, done.output
+    assert (cloud.instances(), cloud.names) == ([], [])
+
+
+def test_up_that_does_not_wait_is_followed_later(cloud: Cloud, file: Path) -> None:
+    done = cloud.shoal("cluster", "up", file, "--yes", "--detach")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("arn:aws:cloudformation:us-east-1:")
+    assert len(done.stdout.splitlines()) == 1
+    assert "it ends by itself at 20" in done.stderr
+    assert f"Follow it: shoal cluster up {file}" in done.stderr
+    assert (cloud.names, cloud.slept) == (["prod"], 0.0)
+    assert len(cloud.instances()) == 3
+    assert "prod" in cloud.shoal("cluster", "list").output
+    done = cloud.shoal("cluster", "up", file)
+    assert "3 of 3 hosts run" in done.output
+    assert cloud.called.count("cloudformation:CreateStack") == 1
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+
+
+def test_a_replaced_worker_is_met_by_every_command(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cloud.shoal("cluster", "up", file, "--yes").exit_code == 0
+    names = cloud.state().facts["names"]
+    assert isinstance(names, dict)
+    [gone] = [one for one, name in names.items() if name == "prod-worker1"]
+    cloud.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=gone, ShouldDecrementDesiredCapacity=False
+    )
+    assert len(cloud.instances()) == 3  # the group has started another
+    cloud.sleep(1)  # which boots
+    found = json.loads(cloud.shoal("cluster", "status", "prod", "--json").stdout)
+    assert [(one["number"], one["address"]) for one in found] == [
+        (0, "prod-master"), (2, "prod-worker2"), (None, "prod-worker3"),
+    ]  # fmt: skip
+    assert "takes it in" in found[2]["why"]
+    config = (file.parent / "known" / "prod.ssh").read_text()
+    assert "Host prod-worker3" in config
+    assert "Host prod-worker1" not in config
+    done = cloud.shoal("cluster", "up", file)
+    assert "3 of 3 hosts run" in done.output
+    with monkeypatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.delenv(name)
+        done = cloud.shoal("cluster", "status", "prod", "--offline")
+        assert done.exit_code == 0, done.output
+        assert "prod-worker3" in done.output
+        assert "prod" in cloud.shoal("cluster", "list").output
+        done = cloud.shoal("cluster", "status", "prod")
+        assert "prod is shown as it was last seen: there are no credentials" in (
+            done.output
+        )
+        assert "prod-worker3" in done.output
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+
+
+def test_storage_is_removed_when_its_name_is_typed(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # moto refuses the signature of every call of EFS: test_leftovers.py has that part.
+    monkeypatch.setattr(leftovers, "_file_systems", lambda _calls, _name: ())
+    assert cloud.shoal("cluster", "up", file, "--yes").exit_code == 0
+    bucket, s3 = str(cloud.state().facts["bucket"]), cloud.client("s3")
+    s3.put_object(Bucket=bucket, Key="runs/2026-a/events", Body=b"kept")
+    words = ("cluster", "down", "prod", "--delete-storage")
+    done = cloud.shoal(*words, typed="prdo\n")
+    assert done.exit_code == 2
+    assert "'prdo' was typed. Expected 'prod'" in done.output
+    assert len(cloud.instances()) == 3
+    done = cloud.shoal(*words, typed="prod\n")
+    assert done.exit_code == 0, done.output
+    assert f"objects of clusters/prod in the bucket {bucket} are removed" in done.output
+    left = [one["Key"] for one in s3.list_objects_v2(Bucket=bucket)["Contents"]]
+    assert left == ["runs/2026-a/events"]
+    done = cloud.shoal(*words, typed="prod\n")
+    assert done.exit_code == 2
+    assert "does not tell where its storage is" in done.output
+    done = cloud.shoal(*words, "--region", "us-east-1", typed="prod\n")
+    assert done.exit_code == 0, done.output
+    assert f"0 objects of clusters/prod in the bucket {bucket}" in done.output
+
+
+def test_health_tells_boot_mount_checks_services_and_the_end(
+    cloud: Cloud, file: Path
+) -> None:
+    assert cloud.shoal("cluster", "up", file, "--yes").exit_code == 0
+    done = cloud.shoal("cluster", "health", "prod", "--json")
+    found = {
+        node["address"]: {one["name"]: one["found"] for one in node["findings"]}
+        for node in json.loads(done.stdout)
+    }
+    head, worker = found["prod-master"], found["prod-worker1"]
+    assert (head["boot"], head["service"], head["mount"]) == (
+        "ready", "active", "mounted",
+    )  # fmt: skip
+    assert head["EC2"] == "ok"
+    assert head["ends"].startswith("in ")
+    assert (worker["mount"], "ends" in worker) == ("not mounted", False)
+    shown = cloud.shoal("cluster", "health", "prod").output
+    assert "run `sudo mount -a` there" in shown
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+    allowed = {call.name for call in calls_of(spec())}
+    assert set(cloud.called) - allowed == set()
 
 
 def test_stacks_of_other_machines_are_listed(

@@ -164,7 +164,8 @@ def test_a_node_may_read_and_write_its_own_prefix_only(resources: Any) -> None:
     statements = policy["PolicyDocument"]["Statement"]
     for one in statements:
         assert "*" not in one["Action"]
-        assert one["Resource"] != "*"
+        is_list = one["Action"] == "ec2:DescribeInstances"  # it knows no resources
+        assert one["Resource"] != "*" or is_list
     [own] = [one for one in statements if one["Sid"] == "OwnObjects"]
     assert "clusters/${ClusterName}/${ClusterId}/*" in str(own["Resource"])
 

@@ -147,6 +147,10 @@ def test_the_command_for_the_head_of_a_cluster(
     assert command == [*words, "/jobs/7/files/run"]
     _, command = on_head("lab", ["runs", "status"], "2026-11-21-train", None)
     assert command == [*words, "2026-11-21-train", "--root", "/mnt/all/shoal-runs"]
+    url = "s3://bucket/runs/2026-11-21-higgs-d4"
+    monkeypatch.setattr(Jobs, "list", lambda _: [replace(sent, arguments=(url,))])
+    _, command = on_head("lab", ["runs", "status"], "2026-11-21-go", None)
+    assert command == [*words, url]
 
 
 def test_an_error_on_the_host_is_reported_at_once(monkeypatch: pytest.MonkeyPatch):

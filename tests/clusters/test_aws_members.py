@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.clusters.aws import checks
 from shoal.clusters.aws.calls import error_of
@@ -23,7 +28,11 @@ from shoal.clusters.aws.degrade import (
 )
 from shoal.clusters.aws.keys import key_of
 from shoal.clusters.aws.members import Member, aliases_of, members_of
+from shoal.clusters.aws.node_findings import end_finding, findings_of
+from shoal.clusters.aws.provider import Aws
 from shoal.clusters.aws.ways import known_hosts_of, ssh_command, ssh_config
+from shoal.clusters.aws.ways_in import hosts_of, names_in, refreshed
+from shoal.clusters.cluster_state import ClusterState, NodeState
 from shoal.errors import CredentialsError, PlanError, ProvisionError
 from tests.clusters.aws_files import spec
 
@@ -185,6 +194,116 @@ def test_workers_are_reached_through_the_master_and_keys_are_known() -> None:
 def test_a_forged_host_key_writes_no_second_line() -> None:
     evil = member(1, keys=["ssh-ed25519 AAAA\n* ssh-ed25519 BBBB", "@cert-authority x"])
     assert known_hosts_of([evil]) == ""
+
+
+# --------------------------------------------------------------- what is known now
+
+
+def known(*members: Member, folder: Path) -> ClusterState:
+    """A cluster as its `up` has left it."""
+    asked = spec(region="us-east-1")
+    names = aliases_of("prod", members, {})
+    facts = {"names": names, "login": "ec2-user", "bucket": "b", "stack": "shoal-prod"}
+    hosts = hosts_of(asked, facts, members, folder)
+    nodes = tuple(
+        NodeState(number=n, address=names[one.instance], private=one.private)
+        for n, one in enumerate(members)
+    )
+    state = ClusterState.new("aws", asked, "jax")
+    update = {"facts": facts, "hosts": hosts, "nodes": nodes, "port": 6379}
+    return state.model_copy(update=update)
+
+
+def test_a_machine_with_another_address_is_found_again(tmp_path: Path) -> None:
+    state = known(MASTER, member(1), member(2), folder=tmp_path)
+    moved = replace(MASTER, public="54.9.9.9")
+    now = refreshed(state, [moved, member(1), member(2)], tmp_path)
+    assert now.nodes == state.nodes
+    assert "HostName 54.9.9.9" in (tmp_path / "prod.ssh").read_text()
+
+
+def test_a_replaced_worker_is_named_anew_and_the_lost_one_is_no_node(
+    tmp_path: Path,
+) -> None:
+    state = known(MASTER, member(1), member(2), folder=tmp_path)
+    now = refreshed(state, [MASTER, member(2), member(3)], tmp_path)
+    assert [node.address for node in now.nodes] == ["prod-master", "prod-worker2"]
+    assert now.hosts is not None
+    assert [host.address for host in now.hosts.hosts] == [
+        "prod-master", "prod-worker2", "prod-worker3",
+    ]  # fmt: skip
+    assert "Host prod-worker3" in (tmp_path / "prod.ssh").read_text()
+    assert refreshed(now, [MASTER, member(2), member(3)], tmp_path) == now
+
+
+def test_a_lost_master_stays_the_head_until_up_makes_another(tmp_path: Path) -> None:
+    state = known(MASTER, member(1), folder=tmp_path)
+    other = member(8, "master")
+    now = refreshed(state, [other, member(1)], tmp_path)
+    assert now.head == state.head
+    now.way_to(now.head)  # it can be named, though not reached
+    assert "Host prod-master\n" not in (tmp_path / "prod.ssh").read_text()
+    assert "Host prod-master-00000008\n" in (tmp_path / "prod.ssh").read_text()
+
+
+def test_a_cluster_without_machines_says_so(tmp_path: Path) -> None:
+    state = known(MASTER, member(1), folder=tmp_path)
+    now = refreshed(state, [], tmp_path)
+    assert now.nodes == state.nodes
+    assert "AWS has no machine of it any more" in Aws().notes(now)[0]
+    back = refreshed(now, [MASTER, member(1)], tmp_path)
+    assert "no machine" not in " ".join(Aws().notes(back))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sets(st.integers(1, 7)), st.sampled_from([None, 8, 9]), st.booleans()
+        ),
+        max_size=6,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_machines_come_and_go(
+    steps: list[tuple[set[int], int | None, bool]],
+) -> None:
+    """A name is of one machine for ever, and every node can be addressed."""
+    with tempfile.TemporaryDirectory() as name:
+        state = known(MASTER, member(1), member(2), folder=Path(name))
+        whose: dict[str, str] = {}
+        for workers, master, is_heard in steps:
+            masters = [] if master is None else [member(master, "master")]
+            found = [*masters, *(member(n, heard=is_heard) for n in sorted(workers))]
+            state = refreshed(state, found, Path(name))
+            assert state.nodes[0].address == "prod-master"
+            for instance, alias in names_in(state.facts).items():
+                assert whose.setdefault(alias, instance) == instance
+            for node in state.nodes:
+                state.way_to(node)
+            assert ClusterState.model_validate_json(state.model_dump_json()) == state
+
+
+# ------------------------------------------------------------------------ health
+
+
+def test_what_is_wrong_with_a_machine_is_told_with_what_to_do() -> None:
+    well = {"shoal-lists": "active", "shoal-agent": "active", "mount": "yes"}
+    found = findings_of("prod", member(1), "ok", well)
+    assert [(one.name, one.found, one.state) for one in found] == [
+        ("boot", "ready", "good"), ("EC2", "ok", "good"),
+        ("service", "active", "good"), ("mount", "mounted", "good"),
+    ]  # fmt: skip
+    failed = member(1, state="failed", reason="no Python")
+    bad = {**well, "shoal-agent": "failed", "mount": "no"}
+    found = findings_of("prod", failed, "impaired", bad)
+    assert [one.found for one in found] == [
+        "no Python", "impaired", "shoal-agent is failed", "not mounted",
+    ]  # fmt: skip
+    assert all(one.state == "wrong" and one.fix for one in found)
+    assert [one.name for one in findings_of("prod", member(1), "", None)] == ["boot"]
+    late = end_finding("2026-01-02T03:00:00", datetime(2026, 1, 2, 4, tzinfo=UTC))
+    assert (late.state, late.found) == ("wrong", "since 2026-01-02T03:00:00 UTC")
+    assert end_finding("", datetime.now(UTC)).found == "never"
 
 
 # ------------------------------------------------------------------------ checks

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli.app import app
+from shoal.clusters.aws.asked_prices import hourly_price
 from shoal.clusters.aws.cost import cost_of, require_budget
 from shoal.clusters.aws.parameters import Choices, parameters_of
 from shoal.clusters.aws.policy import calls_of, policy_of, policy_of_end
@@ -39,6 +40,29 @@ def shoal(*words: str | Path) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words], prog_name="shoal")
 
 
+def product(*prices: str, unit: str = "Hrs") -> str:
+    parts = {
+        str(n): {"unit": unit, "pricePerUnit": {"USD": price}}
+        for n, price in enumerate(prices)
+    }
+    return json.dumps({"terms": {"OnDemand": {"x": {"priceDimensions": parts}}}})
+
+
+@pytest.mark.parametrize(
+    ("products", "price"),
+    [
+        ([product("0.1920000000")], 0.192),
+        ([product("0.192"), product("0.0000000000")], 0.192),
+        ([product("0.192"), product("0.384")], None),  # which one, nobody knows
+        ([product("5.0", unit="Quantity")], None),
+        (["{", "[]", '{"terms": {}}'], None),
+        ([], None),
+    ],
+)
+def test_a_price_that_aws_tells(products: list[str], price: float | None) -> None:
+    assert hourly_price(products) == price
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"count": 0}}, "workers.count: Input should be greater than or eq"),
     ({"workers": {"min": 5}}, "workers: min is 5, and count is 4"),
@@ -53,6 +77,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "vpc, public_subnet and private_subnet go together",
     ),
     ({"storage": {"shared": "none", "runs": "shared"}}, "runs is 'shared'"),
+    (
+        {"master": {"trains": False}, "workers": {"min": 0}},
+        "master.trains is false, and workers.min is 0",
+    ),
     ({"storage": {"shared": "nfs"}}, "storage.shared: String should match"),
     ({"limits": {"max_hours": 0}}, "limits.max_hours"),
     ({"limits": {}, "region": "mars"}, "region: String should match"),
@@ -177,7 +205,7 @@ def test_the_template_has_what_the_file_says() -> None:
     assert text.count('{Key: "a team", Value: "a\\"b"}') >= 6
     assert not [line for line in text.splitlines() if line != line.rstrip()]
     assert "# user data" not in text
-    assert text.count("umask 022") == 2
+    assert text.count("umask 022") == 1
     assert "SshFrom" not in template()
 
 

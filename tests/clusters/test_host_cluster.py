@@ -150,6 +150,26 @@ def test_ssh_runs_a_command(bench: Bench, capfd: pytest.CaptureFixture[str]) -> 
     assert bench.shoal("cluster", "ssh", "lab", "9", "--", "true").exit_code == 2
 
 
+def test_a_shell_that_reads_the_profile_uses_all_nodes(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "import os, ray; "
+        "ray.init(log_to_driver=False, logging_level=40); "
+        "print(len(ray.nodes()), os.environ['SHOAL_CLUSTER'])"
+    )
+    read = ". ~/.shoal/nodes/*/profile.sh; " * 2  # the second changes nothing
+    words = f'{read} echo ${{PATH%%:*}}; python -c "{code}"'
+    capfd.readouterr()
+    done = bench.shoal("cluster", "ssh", "lab", "1", "--", words)
+    assert done.exit_code == 0
+    assert capfd.readouterr().out.split() == [
+        str(Path(sys.executable).parent),
+        "3",
+        "ray",
+    ]
+
+
 def test_programs_there_have_the_ssh_agent(
     bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +213,8 @@ def test_a_job_runs_on_the_head_and_reports_its_end(
         "ray.init(log_to_driver=False, logging_level=40)\n"
         "alive = sum(node['Alive'] for node in ray.nodes())\n"
         "said = open('data/hello').read()\n"
-        "print(alive, sys.argv[1:], said, os.environ['SHOAL_RUNS'])\n"
+        "print(alive, sys.argv[1:], said, os.environ['SHOAL_RUNS'],\n"
+        "      os.environ['SHOAL_CLUSTER'])\n"
         "sys.exit(3)\n"
     )
     (tmp_path / "data").mkdir()
@@ -205,7 +226,7 @@ def test_a_job_runs_on_the_head_and_reports_its_end(
     job = done.stdout.strip()
     done = bench.shoal("jobs", "logs", job, "-f")
     runs = bench.folder / "shared" / "shoal-runs"
-    assert f"3 ['--epochs', '3'] hello {runs}" in done.stdout
+    assert f"3 ['--epochs', '3'] hello {runs} ray" in done.stdout
     assert f"{job}: failed (3)" in done.output
     assert bench.shoal("jobs", "stop", job).stdout.strip() == f"{job}: failed (3)"
     assert bench.shoal("jobs", "rm", job).exit_code == 0

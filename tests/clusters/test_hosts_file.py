@@ -62,6 +62,8 @@ def test_json_is_read_like_yaml(tmp_path: Path) -> None:
         ("hosts: [a", "it is not YAML: while parsing a flow sequence"),
         ("hosts: [a]\nenvironment: {python: /p, wheels: w}", "it goes alone"),
         ("hosts: [a]\njump: -x", "line 2, jump"),
+        ("hosts: [a, b]\nruns: here", "line 2, runs"),
+        ("hosts: [a]\nhead_trains: false", "there is no other host"),
     ],
 )
 def test_errors_name_their_line(text: str, said: str) -> None:

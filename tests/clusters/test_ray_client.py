@@ -24,6 +24,9 @@ from shoal.training import remote_fit
 from shoal.training.fit_call import FitCall
 from tests.clusters.test_ray import ROWS, data, model
 from tests.ray_nodes import RayNode, free_port, imported, own_address
+from tests.s3 import Bucket, s3, s3_endpoint
+
+__all__ = ["s3", "s3_endpoint"]
 
 GIVEN: dict[str, Any] = {"workers": 2, "strategy": "aeasgd", "batch_size": 8,
                          "threads": 1, "verbose": 2}  # fmt: skip
@@ -49,10 +52,10 @@ def test_a_job_actor_keeps_output_and_results(tmp_path: Path) -> None:
     code = "import os; print('here', os.environ['MARK'], flush=True); 1 / 0"
     job_actor, script = sent(tmp_path, code)
     assert job_actor.state()[0] == "not started"
-    job_actor.start(script, {"MARK": "a"})
+    job_actor.start(script, ["s3://b/r"], {"MARK": "a"})
     assert job_actor._process is not None
     job_actor._process.wait()
-    assert job_actor.state()[:2] == ("failed (1)", "go_on.py")
+    assert job_actor.state()[:3] == ("failed (1)", "go_on.py", ("s3://b/r",))
     assert job_actor.read(0, 7) == b"here a\n"
     assert b"ZeroDivisionError" in job_actor.read(7, 1 << 20)
     size = job_actor.pack("run")
@@ -74,7 +77,7 @@ def test_a_job_actor_ends_a_job_and_its_processes(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     job_actor, script = sent(tmp_path, code)
-    job_actor.start(script, {})
+    job_actor.start(script, [], {})
     while not (said := job_actor.read(0, 100)).endswith(b"\n"):
         pass
     child = psutil.Process(int(said))
@@ -206,6 +209,27 @@ def test_a_run_from_outside(
     assert f"--cluster {address}" in said.err
     assert stewards(address) == []
     assert not psutil.wait_procs(node.workers(), timeout=30)[1]
+
+
+@pytest.mark.process
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_on_s3_from_outside(
+    head: tuple[RayNode, str], s3: Bucket, tmp_path: Path
+) -> None:
+    """It is made at the URL, trained by the job, and read from there: no copy."""
+    _, address = head
+    net, (x, y) = model(), data()
+    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    keys = {name: os.environ[name] for name in names}
+    cluster = Ray(address=address, variables=keys)
+    history = shoal.fit(
+        net, x, y, epochs=2, cluster=cluster, run=f"{s3.url}/runs", **GIVEN
+    )
+    assert history.run.url.startswith(f"{s3.url}/runs/")
+    assert history.run.summary().samples_committed == 2 * ROWS
+    assert not (tmp_path / "runs").exists()
+    assert stewards(address) == []
 
 
 @pytest.mark.process

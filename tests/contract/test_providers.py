@@ -47,6 +47,8 @@ from shoal.errors import ClusterError, ProvisionError
 class Spec(ClusterSpec):
     folder: str
     count: int = 2
+    runs: str | None = None
+    head_trains: bool = True
 
 
 class Toy(Provider[Spec]):
@@ -70,12 +72,23 @@ class Toy(Provider[Spec]):
                 os.kill(os.getpid(), 9)
         return HostsFile(
             hosts=[f"toy-{number}" for number in range(spec.count)],
+            runs=spec.runs,
+            head_trains=spec.head_trains,
             ssh=f"{sys.executable} {folder}/ssh.py",
             environment={"python": sys.executable},
             min_workers=spec.count,
         )
 
+    def refresh(self, state, folder):
+        with (Path(state.spec["folder"]) / "refreshed").open("a") as log:
+            log.write(state.name + "\\n")
+        if (Path(state.spec["folder"]) / "nobody-answers").exists():
+            raise ClusterError("the toy box does not answer")
+        return state
+
     def instances(self, state):
+        if (Path(state.spec["folder"]) / "nobody-answers").exists():
+            raise ClusterError("the toy box does not answer")
         paths = sorted(Path(state.spec["folder"]).glob("toy-?"))
         return [
             Instance(id=f"i-{p.name}", address=p.name, is_running=True, state="running")
@@ -111,6 +124,7 @@ read.read(int(read.readline()))
 asked = json.loads(read.readline())
 with (folder / "asked").open("a") as log:
     log.write(f"{host} {asked['verb']}\\n")
+(folder / f"{host}-{asked['verb']}.json").write_text(json.dumps(asked))
 if (folder / f"{asked['verb']}-hangs").exists():
     time.sleep(600)
 answers = json.loads((folder / "answers").read_text())
@@ -152,6 +166,9 @@ class Box:
     def make(self, *names: str) -> None:
         for name in names:
             (self.folder / name).touch()
+
+    def asked(self, host: str, verb: str) -> dict[str, Any]:
+        return json.loads((self.folder / f"{host}-{verb}.json").read_text())
 
     @property
     def machines(self) -> list[str]:
@@ -266,6 +283,73 @@ def test_commands_reach_its_hosts(box: Box, capfd: pytest.CaptureFixture[str]) -
     script.touch()
     assert box.shoal("submit", str(script), "--cluster", "box").exit_code == 0
     assert "toy-0 submit" in (box.folder / "asked").read_text()
+
+
+def test_every_command_refreshes_what_is_known(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert box.shoal("cluster", "up", box.file).exit_code == 0
+    script = box.folder / "train.py"
+    script.touch()
+    log = box.folder / "refreshed"
+    for words in (
+        ("cluster", "status", "box"), ("cluster", "health", "box"),
+        ("cluster", "ssh", "box", "--", "ls"), ("cluster", "logs", "box"),
+        ("submit", str(script), "--cluster", "box"), ("jobs", "--cluster", "box"),
+        ("attach", "2026", "--cluster", "box"),
+        ("tensorboard", "2026", "--cluster", "box"),
+        ("runs", "status", "2026", "--cluster", "box"),
+        ("launch", "--cluster", "box", "--print", "--", "python", "t.py"),
+        ("cluster", "down", "box"),
+    ):  # fmt: skip
+        log.unlink(missing_ok=True)
+        box.shoal(*words)
+        assert log.exists(), words
+
+
+def test_a_provider_that_does_not_answer_hides_nothing(box: Box) -> None:
+    assert box.shoal("cluster", "up", box.file).exit_code == 0
+    box.make("nobody-answers")
+    done = box.shoal("cluster", "status", "box")
+    assert "box is shown as it was last seen: the toy box does not" in done.output
+    assert "toy-1" in done.stdout
+    assert done.exit_code == 0  # its hosts answer
+    (box.folder / "refreshed").unlink()
+    (box.folder / "asked").unlink()
+    done = box.shoal("cluster", "status", "box", "--offline")
+    assert done.exit_code == 0, done.output
+    assert "box as of 20" in done.stdout
+    assert "last seen" in done.stdout
+    assert not (box.folder / "refreshed").exists()
+    assert not (box.folder / "asked").exists()
+    [one, _] = json.loads(
+        box.shoal("cluster", "status", "box", "--offline", "--json").stdout
+    )
+    assert (one["address"], one["state"]) == ("toy-0", "last seen")
+    assert one["is_head"]
+
+
+def test_a_head_that_does_not_train(box: Box) -> None:
+    box.write(head_trains=False, runs="/data/runs")
+    assert box.shoal("cluster", "up", box.file).exit_code == 0
+    assert box.asked("toy-0", "start")["options"] == ["--num-cpus=0", "--num-gpus=0"]
+    assert box.asked("toy-1", "start")["options"] == []
+    words = ("launch", "--cluster", "box", "--print", "--json", "--", "python", "t.py")
+    launched = json.loads(box.shoal(*words).stdout)
+    assert [process["node"] for process in launched] == ["toy-1"]
+    script = box.folder / "train.py"
+    script.touch()
+    assert box.shoal("submit", str(script), "--cluster", "box").exit_code == 0
+    told = box.asked("toy-0", "submit")
+    assert (told["runs"], told["variables"]["SHOAL_CLUSTER"]) == ("/data/runs", "ray")
+
+
+def test_jobs_are_of_the_cluster_that_the_environment_names(box: Box) -> None:
+    for name in ("box", "other"):
+        assert box.shoal("cluster", "up", box.file, "--name", name).exit_code == 0
+    assert "no cluster is named, and 2 are known" in box.shoal("jobs").output
+    box.variables["SHOAL_CLUSTER"] = "other"
+    assert box.shoal("jobs").exit_code == 0
 
 
 def test_health_names_a_machine_that_is_gone(box: Box) -> None:

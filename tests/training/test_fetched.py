@@ -32,6 +32,10 @@ class Host:
     def head(self) -> str:
         return "lab"
 
+    @property
+    def runs(self) -> str | None:
+        return None
+
     def submit(
         self,
         script: Path,
@@ -68,10 +72,10 @@ def archive(tmp_path: Path) -> bytes:
 
 def test_a_run_is_fetched(archive: bytes, tmp_path: Path):
     sent = Sent(jobs=Host(archive), id=JOB.id)
-    record = sent.fetch(JOB, tmp_path / "runs")
+    record = sent.run_of(JOB, tmp_path / "runs")
     assert record.summary().status == "finished"
     assert [p.name for p in (tmp_path / "runs").iterdir()] == [JOB.id]
-    assert sent.fetch(JOB, tmp_path / "runs").url == record.url
+    assert sent.run_of(JOB, tmp_path / "runs").url == record.url
 
 
 @pytest.mark.parametrize("name", ["../else", "/tmp/shoal-else", "a/b", "..", "", "a\0"])
@@ -80,7 +84,7 @@ def test_an_id_of_the_host_cannot_address_another_folder(
 ):
     before = {*tmp_path.iterdir()}
     with pytest.raises(DataError, match="cannot be a path in"):
-        Sent(jobs=Host(archive), id=name).fetch(JOB, tmp_path / "runs")
+        Sent(jobs=Host(archive), id=name).run_of(JOB, tmp_path / "runs")
     assert {*tmp_path.iterdir()} == {*before, tmp_path / "runs"}
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -92,7 +96,7 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path):
         link.type, link.linkname = tarfile.SYMTYPE, "/etc"
         packed.addfile(link)
     with pytest.raises(ClusterError, match="is not its run"):
-        Sent(jobs=Host(held.getvalue()), id=JOB.id).fetch(JOB, tmp_path / "runs")
+        Sent(jobs=Host(held.getvalue()), id=JOB.id).run_of(JOB, tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
 
 

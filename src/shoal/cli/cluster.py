@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,7 +15,7 @@ from typing import Annotated, Any, final
 import typer
 from typer.core import TyperCommand
 
-from shoal.cli import cluster_logs, cluster_plan
+from shoal.cli import cluster_connect, cluster_logs, cluster_plan
 from shoal.cli.doctor import SIGNS
 from shoal.cli.group import FAILURE
 from shoal.cli.steps import Steps
@@ -22,10 +24,11 @@ from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.health import CHECKS, NodeHealth
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.jobs import Jobs
-from shoal.clusters.lifecycle import ManagedCluster, NodeStatus
+from shoal.clusters.lifecycle import Ended, ManagedCluster, NodeStatus
 from shoal.clusters.pins import needs_of_shoal, pins_here
 from shoal.clusters.provider import Wishes
 from shoal.clusters.providers import provider_of, read_cluster_file
+from shoal.clusters.refreshing import refreshed
 from shoal.clusters.remote_jobs import RUNNING
 from shoal.errors import ConfigError, PlanError, ShoalError
 from shoal.plan import environment
@@ -41,6 +44,7 @@ app.command("init", no_args_is_help=True)(cluster_plan.init)
 app.command("cost", no_args_is_help=True)(cluster_plan.show_cost)
 app.command("policy", no_args_is_help=True)(cluster_plan.show_policy)
 app.command("template")(cluster_plan.show_template)
+app.command("connect", no_args_is_help=True)(cluster_connect.show_connect)
 app.command("logs", no_args_is_help=True)(cluster_logs.show_logs)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.")]
@@ -52,7 +56,7 @@ def store() -> ClusterStore:
 
 
 @app.command("up", no_args_is_help=True)
-def up(
+def up(  # noqa: PLR0913 - one argument for each option
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of the cluster.")],
     name: Annotated[
         str | None, typer.Option(help="Name of the cluster; default from the file.")
@@ -74,13 +78,18 @@ def up(
         bool,
         typer.Option("--keep-failed", help="Keep the machines of an `up` that fails."),
     ] = False,
+    detaches: Annotated[
+        bool,
+        typer.Option("--detach", help="Ask for the machines, and do not wait."),
+    ] = False,
 ) -> None:
     """Connects to the hosts, installs what they need, and starts Ray on them.
 
     A second call starts what is missing. A host that fails does not stop the others,
     as long as `min_workers` of them are up. If the file names a `provider`, the hosts
     are made first, after you accept their price. A first `up` that fails releases
-    them.
+    them. With --detach it prints the provider's id of them and does not wait; `up`
+    again follows them.
     """
     asked = read_cluster_file(file)
     called = asked.spec.name if name is None else name
@@ -96,6 +105,10 @@ def up(
             keeps_failed=keeps_failed,
         )
         cluster = ManagedCluster(called, store())
+        if detaches:
+            begun, state = cluster.begin(asked, _backend(), steps.tell, wishes)
+            _show_begun(begun, state, file, name)
+            return
         standing = cluster.up(asked, _backend(), steps.tell, wishes)
     state = standing.state
     count = 0 if state.hosts is None else len(state.hosts.hosts)
@@ -171,19 +184,28 @@ def show_status(
         Path | None,
         typer.Option(help="Write ids to line one, addresses to line two of a file."),
     ] = None,
+    is_offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Ask nobody; show what was last seen."),
+    ] = False,
 ) -> None:
     """Asks every node whether it runs; ends with status 1 when one does not.
 
     A resource file has ids of machines on its first line and private addresses on its
-    second, the head first, separated by spaces.
+    second, the head first, separated by spaces. With --offline it needs neither
+    credentials nor a network, and ends with status 0.
     """
-    found = ManagedCluster(name, store()).status()
+    cluster = ManagedCluster(name, store())
+    found = cluster.last_seen() if is_offline else cluster.status()
     if resource_file is not None:
         _write_resources(resource_file, found)
     if as_json:
         show_json([asdict(node) for node in found])
     else:
         state = store().get(name)
+        if is_offline:
+            seen = time.localtime(store().seen(name))
+            say(f"{name} as of {time.strftime('%Y-%m-%d %H:%M:%S', seen)}")
         for note in provider_of(state).notes(state):
             say(note)
         rows = [
@@ -200,7 +222,7 @@ def show_status(
         ]
         columns = ("number", "host", "part", "state", "CPUs", "GPUs", "why")
         show_table(rows, columns=columns)
-    if any(node.state != "runs" for node in found):
+    if not is_offline and any(node.state != "runs" for node in found):
         raise typer.Exit(FAILURE)
 
 
@@ -241,7 +263,7 @@ def open_ssh(
     ] = None,
 ) -> None:
     """Opens a shell on a node, or runs the command after --; ends with its status."""
-    state = store().get(name)
+    state = refreshed(store(), name)
     node = state.find(host) if host else state.head
     done = subprocess.run([*state.way_to(node).words, *context.obj], check=False)
     raise typer.Exit(done.returncode)
@@ -262,32 +284,39 @@ def down(
         bool,
         typer.Option("--force", help="Also end a provider's machines with jobs."),
     ] = False,
+    deletes_storage: Annotated[
+        bool,
+        typer.Option("--delete-storage", help="Also remove files that outlive it."),
+    ] = False,
+    region: cluster_connect.Region = None,
+    profile: cluster_connect.Profile = None,
 ) -> None:
     """Ends what `up` started on the hosts, and nothing else; may be repeated.
 
     What `up` installed stays for the next time. Ends with status 1 when a host
     cannot be reached: the cluster is then kept until every host has answered. Machines
     of a provider are released; if that fails, `down` can be repeated. They are kept as
-    long as jobs run on them, without --force.
+    long as jobs run on them, without --force. --delete-storage asks for the name, and
+    can come later: with --region, or --hosts FILE.
     """
-    if not forces:
-        _refuse_running_jobs(store().read(name))
     asked = None if hosts is None else read_cluster_file(hosts)
+    if deletes_storage:
+        cluster_connect.confirm_name(name)
+    if asked is None:
+        cluster_connect.found_in(store(), name, region, profile)
+    kept = None
+    if deletes_storage:
+        kept = cluster_connect.storage_state(store(), name, asked, region, profile)
+    if not forces and name in store().names():
+        _refuse_running_jobs(refreshed(store(), name))
     ended = ManagedCluster(name, store()).down(
         asked, removes_environment=remove_environment, backend=_backend()
     )
-    for address, count in ended.processes.items():
-        say(f"{address}: {count} processes ended")
-    for address, why in ended.failed.items():
-        say(f"not {address}: {why}", err=True)
-    if ended.released:
-        say(f"{name}: machines given back to the provider {ended.released}")
-    for sentence in ended.kept:
-        say(sentence)
-    if not (ended.released or ended.processes or ended.failed):
-        say(f"{name} is not known here: there is nothing to end")
+    _show_ended(name, ended, tells_kept=not deletes_storage)
     if ended.failed:
         raise typer.Exit(FAILURE)
+    if kept is not None:
+        cluster_connect.remove_storage(kept)
 
 
 @app.command("requirements")
@@ -299,9 +328,35 @@ def show_requirements(
 ) -> None:
     """Prints the packages that `up` installs, for `pip download`, for offline hosts."""
     spec = None if hosts is None else read_cluster_file(hosts).spec
-    more = spec.environment.packages if isinstance(spec, HostsFile) else ()
-    for line in [*pins_here(_backend(), more).requirements, *needs_of_shoal()]:
+    more, runs = (), None
+    if isinstance(spec, HostsFile):
+        more, runs = spec.environment.packages, spec.runs
+    for line in [*pins_here(_backend(), more, runs).requirements, *needs_of_shoal()]:
         say(line)
+
+
+def _show_begun(begun: str, state: ClusterState, file: Path, name: str | None) -> None:
+    """Prints the id of what is being made; how to follow it goes to standard error."""
+    say(begun)
+    for note in provider_of(state).notes(state):
+        say(note, err=True)
+    named = [] if name is None else ["--name", name]
+    again = shlex.join(["shoal", "cluster", "up", str(file), *named])
+    say(f"It goes on without this process. Follow it: {again}", err=True)
+
+
+def _show_ended(name: str, ended: Ended, *, tells_kept: bool) -> None:
+    for address, count in ended.processes.items():
+        say(f"{address}: {count} processes ended")
+    for address, why in ended.failed.items():
+        say(f"not {address}: {why}", err=True)
+    if ended.released:
+        say(f"{name}: machines given back to the provider {ended.released}")
+    if tells_kept:
+        for sentence in ended.kept:
+            say(sentence)
+    if not (ended.released or ended.processes or ended.failed):
+        say(f"{name} is not known here: there is nothing to end")
 
 
 @contextmanager
@@ -321,9 +376,9 @@ def _half_up(name: str) -> Generator[None]:
         raise
 
 
-def _refuse_running_jobs(state: ClusterState | None) -> None:
+def _refuse_running_jobs(state: ClusterState) -> None:
     """Keeps machines on which jobs run; those of one's own can be used on."""
-    if state is None or not state.nodes or not provider_of(state).makes_machines:
+    if not state.nodes or not provider_of(state).makes_machines:
         return
     try:
         listed = Jobs(state).list()
@@ -358,8 +413,10 @@ def _backend() -> str:
 def _show_health(found: list[NodeHealth]) -> None:
     """Prints one line a node, and below it the remedies of all faults."""
     rows: list[list[str]] = []
-    made = any(one.name == CHECKS[0] for node in found for one in node.findings)
-    checks = CHECKS if made else CHECKS[1:]  # hosts of one's own have no provider
+    told = dict.fromkeys(one.name for node in found for one in node.findings)
+    # Hosts of one's own have no provider, and only some providers tell more.
+    checks = CHECKS if CHECKS[0] in told else CHECKS[1:]
+    checks = (*checks, *(name for name in told if name not in CHECKS))
     for node in found:
         cells = {
             finding.name: finding.found if finding.state == "good" else SIGNS["wrong"]

@@ -10,6 +10,7 @@ import typer
 
 from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.providers import provider_of, read_cluster_file
+from shoal.clusters.refreshing import refreshed
 from shoal.plan import environment
 from shoal.terminal import say
 
@@ -81,14 +82,14 @@ def _state_of(name: str, hosts: Path | None) -> ClusterState:
         asked = read_cluster_file(hosts)
         spec = asked.spec.model_copy(update={"name": name})
         return ClusterState.new(asked.provider.name, spec, "")
-    return known.get(name)
+    return refreshed(known, name)
 
 
 def _instance_of(state: ClusterState, node: str | None) -> str:
     """Returns the machine id of a node, which the provider's facts name."""
     if node is None or node.startswith("i-"):
         return node or ""
-    address = state.find(node).address
     names = state.facts.get("names")
     known = names if isinstance(names, dict) else {}
+    address = node if node in known.values() else state.find(node).address
     return next((one for one, alias in known.items() if alias == address), address)

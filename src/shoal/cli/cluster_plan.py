@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,8 @@ import typer
 from shoal.cli.group import FAILURE
 from shoal.cli.steps import Steps
 from shoal.cli.tables import AsJson, show_json, show_table
+from shoal.clusters.aws.asked_prices import asked_prices
+from shoal.clusters.aws.calls import Calls
 from shoal.clusters.aws.cost import cost_of, require_budget
 from shoal.clusters.aws.file import ME, AwsFile
 from shoal.clusters.aws.init_file import first_file
@@ -76,14 +78,27 @@ def init(
     say(f"{file} is written. Next: shoal cluster cost {file}")
 
 
-def show_cost(file: AwsPath, as_json: AsJson = False) -> None:
+def show_cost(
+    file: AwsPath,
+    as_json: AsJson = False,
+    asks: Annotated[
+        bool,
+        typer.Option("--ask", help="Ask AWS for prices of today, spot prices too."),
+    ] = False,
+) -> None:
     """Prints what a cluster costs: an hour, a day, until its end, and each part.
 
     Prices are list prices from a dated table of this package. If a price is not in
-    it, a budget is refused. Needs no account and no network.
+    it, a budget is refused. Needs no account and no network. With --ask it asks AWS
+    for today's prices first, as `up` does.
     """
     spec = read_aws(file)
-    cost = cost_of(spec, listed_prices(spec.region or ""))
+    prices = listed_prices(spec.region or "")
+    if asks:
+        with closing(Calls(str(spec.region), spec.profile)) as calls:
+            types = (spec.master.type, spec.workers.type)
+            prices = asked_prices(calls, types)
+    cost = cost_of(spec, prices)
     if as_json:
         show_json(cost_details(cost))
     else:

@@ -30,8 +30,9 @@ def fit_script(  # noqa: PLR0913 - one argument for each option
         typer.Option(min=1, help="Samples of one step; default as fit chooses."),
     ] = None,
     cluster: Annotated[
-        str, typer.Option(help="Where workers run, as for fit.")
-    ] = "local",
+        str | None,
+        typer.Option(help="Where workers run, as for fit; default $SHOAL_CLUSTER."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run; default the model's.")
     ] = None,

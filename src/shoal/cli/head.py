@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.jobs import Jobs
+from shoal.clusters.refreshing import refreshed
 from shoal.clusters.ssh import Way
 from shoal.plan import environment
 
@@ -25,7 +26,7 @@ def on_head(
         ConfigError: This machine knows no cluster of that name.
         ClusterError: The head cannot be reached.
     """
-    state = ClusterStore(environment().clusters).get(cluster)
+    state = refreshed(ClusterStore(environment().clusters), cluster)
     if root is None:
         run, root = Jobs(state).run_of(run)
     more = [] if root is None else ["--root", root]

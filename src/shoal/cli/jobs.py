@@ -15,6 +15,7 @@ from shoal.cli.relaying import run_and_relay
 from shoal.cli.tables import AsJson, show_json, show_table
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.jobs import Jobs
+from shoal.clusters.refreshing import refreshed
 from shoal.errors import ConfigError
 from shoal.plan import environment
 from shoal.terminal import say
@@ -26,7 +27,10 @@ app = typer.Typer(
 FAILED = ("failed", "lost")
 
 ClusterName = Annotated[
-    str | None, typer.Option(help="Name of the cluster; default the only one known.")
+    str | None,
+    typer.Option(
+        help="Name of the cluster; default $SHOAL_CLUSTER, else the only one known."
+    ),
 ]
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="Job id, or the beginning of one.")
@@ -49,11 +53,12 @@ def submit(
 ) -> None:
     """Runs a script on the head of a cluster; it continues when you log out.
 
-    The script finds Ray by RAY_ADDRESS, and its runs go to the folder that the hosts
-    share, or to the job's own.
+    Its calls of `fit` use all nodes (SHOAL_CLUSTER=ray, RAY_ADDRESS), and its runs go
+    to the cluster's URL of runs, to the folder that the hosts share, or to the job's
+    own.
     """
     name = _name(cluster)
-    jobs = Jobs(ClusterStore(environment().clusters).get(name))
+    jobs = Jobs(refreshed(ClusterStore(environment().clusters), name))
     job = jobs.submit(script, arguments or [], beside or [])
     say(job)
     say(f"shoal jobs logs {job} -f --cluster {name}", err=True)
@@ -161,11 +166,13 @@ def remove(
 def _jobs(context: typer.Context, cluster: str | None) -> Jobs:
     """Opens the jobs; the command's own option wins over the group's."""
     name = _name(cluster or context.obj)
-    return Jobs(ClusterStore(environment().clusters).get(name))
+    return Jobs(refreshed(ClusterStore(environment().clusters), name))
 
 
 def _name(cluster: str | None) -> str:
     known = ClusterStore(environment().clusters).names()
+    if cluster is None and environment().cluster in known:
+        return environment().cluster
     if cluster is None and len(known) != 1:
         raise ConfigError(
             f"no cluster is named, and {len(known)} are known: "

@@ -16,6 +16,7 @@ import typer
 
 from shoal.cli.tables import show_json, show_table
 from shoal.clusters.cluster_state import ClusterStore
+from shoal.clusters.refreshing import refreshed
 from shoal.clusters.ssh import SSH
 from shoal.errors import ConfigError, PlanError
 from shoal.foreign.checks import check
@@ -197,7 +198,7 @@ def _job_target(hosts: str | None, cluster: str | None, shape: Shape) -> _JobTar
             "them. Leave the other out."
         )
     if cluster is not None:
-        state = ClusterStore(environment().clusters).get(cluster)
+        state = refreshed(ClusterStore(environment().clusters), cluster)
         nodes, shared = cluster_nodes(state), state.shared or ""
         return _JobTarget(nodes=nodes, shared=shared, ssh=state.ssh)
     return _JobTarget(

@@ -244,6 +244,9 @@ class BringUp:
         is_head = node.address == self.state.head.address
         self._tell(node.address, "starts the head" if is_head else "joins the head")
         size_mib = self._hosts.object_store_mib
+        options = [f"--object-store-memory={size_mib << 20}"] if size_mib else []
+        if is_head and not self._hosts.head_trains:
+            options += ["--num-cpus=0", "--num-gpus=0"]  # Ray puts no worker there
         request = {
             "name": self.state.name,
             "mark": self.state.mark_of(node),
@@ -254,7 +257,7 @@ class BringUp:
             "again": again,
             "variables": {"KERAS_BACKEND": self.state.backend},
             "limit_s": START_LIMIT_S,
-            "options": [f"--object-store-memory={size_mib << 20}"] if size_mib else [],
+            "options": options,
         }
         limit_s = START_LIMIT_S + SPARE_S
         found = ask(

@@ -24,6 +24,7 @@ from shoal.registry import did_you_mean
 
 LOCK_LIMIT_S = 10.0
 VERSION = 2
+RUNS_FOLDER = "shoal-runs"
 
 
 @final
@@ -136,6 +137,19 @@ class ClusterState(BaseModel):
         return None if self.hosts is None else self.hosts.shared
 
     @property
+    def runs(self) -> str | None:
+        """Returns the folder or URL of the runs of jobs; None for that of each job."""
+        if self.hosts is not None and self.hosts.runs:
+            return self.hosts.runs
+        return None if self.shared is None else f"{self.shared}/{RUNS_FOLDER}"
+
+    @property
+    def trainers(self) -> tuple[NodeState, ...]:
+        """Returns the nodes on which workers of a run may be."""
+        leaves_out = self.hosts is not None and not self.hosts.head_trains
+        return self.nodes[1:] if leaves_out else self.nodes
+
+    @property
     def ssh(self) -> tuple[str, ...]:
         """Returns the command that reaches hosts."""
         return SSH if self.hosts is None else tuple(shlex.split(self.hosts.ssh))
@@ -226,6 +240,10 @@ class ClusterStore:
             )
         return found
 
+    def seen(self, name: str) -> float:
+        """Returns when the state of a known cluster was written, seconds since 1970."""
+        return self._path(name).stat().st_mtime
+
     def write(self, state: ClusterState) -> None:
         """Writes a state atomically, to a private file."""
         path = self._path(state.name)
@@ -242,8 +260,12 @@ class ClusterStore:
         self._path(name).unlink(missing_ok=True)
 
     @contextmanager
-    def lock(self, name: str) -> Generator[None]:
+    def lock(self, name: str, limit_s: float | None = None) -> Generator[None]:
         """Prevents other processes from changing a cluster at the same time.
+
+        Args:
+            name: Name of the cluster.
+            limit_s: Seconds to wait for another process; default ten.
 
         Raises:
             ClusterError: Another process is changing it.
@@ -251,7 +273,8 @@ class ClusterStore:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = one_inside(self._folder, f".{name}.lock")
         with path.open("w") as file:
-            until = time.monotonic() + LOCK_LIMIT_S
+            limit_s = LOCK_LIMIT_S if limit_s is None else limit_s
+            until = time.monotonic() + limit_s
             while not _locked(file.fileno()):
                 if time.monotonic() > until:
                     raise ClusterError(

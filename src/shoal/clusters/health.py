@@ -53,7 +53,7 @@ class NodeHealth:
     Args:
         address: Address of the host, for OpenSSH.
         private: Address for the other hosts.
-        findings: One for each of `CHECKS` that was possible.
+        findings: One for each of `CHECKS` that was possible, and those of its provider.
     """
 
     address: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -24,6 +25,26 @@ ENVIRONMENTS = ".shoal/environments"  # in the home directory, where ssh starts
 
 Tell: TypeAlias = Callable[[str, str], None]
 """Called with the address of a host and its present step."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """An environment, and what a host needs to install it.
+
+    Args:
+        name: Its name.
+        payload: Returns wheels, as one archive.
+        requirements: Requirements for pip.
+        options: Options of pip.
+        files: Names of wheels in the archive to install.
+    """
+
+    name: str
+    payload: Callable[[], bytes]
+    requirements: list[str]
+    options: list[str]
+    files: list[str]
 
 
 @final
@@ -52,6 +73,19 @@ class HostSetup:
         own = said.python or said.base
         return [own] if own else [f"python{self._pins.python}", "python3"]
 
+    @property
+    def installation(self) -> Installation | None:
+        """Returns the environment for hosts; None for the user's own."""
+        if self.environment is None:
+            return None
+        return Installation(
+            name=self.environment,
+            payload=lambda: self.payload,
+            requirements=self._pins.requirements,
+            options=["--no-index"] if self._hosts.environment.wheels else [],
+            files=[wheel_name()],
+        )
+
     @cached_property
     def payload(self) -> bytes:
         """Returns the wheels to send, as one archive."""
@@ -73,8 +107,9 @@ class HostSetup:
         """
         self._tell(host.address, "is being reached")
         way, pythons = self._hosts.way_to(host), self._pythons
-        if self.environment:
-            ours = f"{ENVIRONMENTS}/{self.environment}/bin/python"
+        installation = self.installation
+        if installation is not None:
+            ours = f"{ENVIRONMENTS}/{installation.name}/bin/python"
             found = self._facts(way, [ours, *pythons])
             if not found["is_ready"]:
                 if found["version"] != self._pins.python:
@@ -82,7 +117,7 @@ class HostSetup:
                         f"Python is {found['version']} there, {self._pins.python} "
                         "here; name another one as `base` of the environment"
                     )
-                self._install(host, way)
+                self._install(host, way, installation)
                 found = self._facts(way, [ours])
         else:
             found = self._facts(way, pythons)
@@ -104,16 +139,16 @@ class HostSetup:
         }
         return ask(way, pythons, "facts", request, limit_s=FACTS_LIMIT_S)
 
-    def _install(self, host: Host, way: Way) -> None:
+    def _install(self, host: Host, way: Way, installation: Installation) -> None:
         self._tell(host.address, "installs its environment")
-        payload = self.payload
+        payload = installation.payload()
         request: Mapping[str, Any] = {
-            "environment": self.environment,
+            "environment": installation.name,
             "size": len(payload),
             "limit_s": INSTALL_LIMIT_S,
-            "options": ["--no-index"] if self._hosts.environment.wheels else [],
-            "requirements": self._pins.requirements,
-            "files": [wheel_name()],
+            "options": installation.options,
+            "requirements": installation.requirements,
+            "files": installation.files,
         }
         limit_s = INSTALL_LIMIT_S + SPARE_S
         ask(way, self._pythons, "install", request, limit_s=limit_s, payload=payload)

@@ -12,6 +12,7 @@ from shoal.clusters.spec_file import ClusterSpec, SpecPart, parse_fields, valida
 from shoal.clusters.ssh import SSH, Way
 
 ADDRESS = r"^\w[\w.:%-]*$"  # no leading dash: ssh would take it for an option
+RUNS = r"^(/|[a-z][a-z0-9+.-]*://)[^\s]+$"
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -84,6 +85,9 @@ class HostsFile(Reach, ClusterSpec):
         name: Name of the cluster; default: that of the file.
         min_workers: Minimum number of hosts that must come up, the head included.
         shared: Folder that all hosts share.
+        runs: Folder or URL of the runs of jobs; default: `shoal-runs` of the shared
+            folder, or of the job's.
+        head_trains: Whether workers of a run may be on the head.
         environment: Python environment on them.
         ray_port: Port of Ray's head; default: a free one.
         object_store_mib: Memory for Ray's objects on each host; default: 30 %.
@@ -93,6 +97,8 @@ class HostsFile(Reach, ClusterSpec):
     hosts: tuple[Annotated[Host, BeforeValidator(_host)], ...] = Field(min_length=1)
     min_workers: int = Field(1, ge=1)
     shared: str | None = Field(None, pattern="^/")
+    runs: str | None = Field(None, pattern=RUNS)
+    head_trains: bool = True
     environment: Python = Python()
     ray_port: Port | None = None
     object_store_mib: int | None = Field(None, ge=80)
@@ -115,6 +121,8 @@ class HostsFile(Reach, ClusterSpec):
             raise ValueError(
                 f"min_workers is {self.min_workers}, and hosts are {len(self.hosts)}"
             )
+        if not self.head_trains and len(self.hosts) == 1:
+            raise ValueError("head_trains is false, and there is no other host")
         seen = [(host.address, host.port) for host in self.hosts]
         twice = {place[0] for place in seen if seen.count(place) > 1}
         if twice:

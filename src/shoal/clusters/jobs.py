@@ -21,6 +21,7 @@ from shoal.clusters.remote_jobs import (
     new_id,
     pick,
     unheard,
+    url_of,
 )
 from shoal.clusters.ssh import over
 from shoal.errors import ClusterError, ConfigError
@@ -52,6 +53,11 @@ class Jobs:
         """Returns the address of its head."""
         return self._state.head.address
 
+    @property
+    def runs(self) -> str | None:
+        """Returns the folder or URL of the runs of its jobs."""
+        return self._state.runs
+
     def submit(
         self,
         script: Path,
@@ -77,7 +83,8 @@ class Jobs:
             "id": job, "size": len(payload), "script": script.name,
             "arguments": list(arguments), "address": self._state.address,
             "mark": self._state.mark_of(self._state.head),
-            "variables": {"KERAS_BACKEND": self._state.backend},
+            "runs": self._state.runs,
+            "variables": {"KERAS_BACKEND": self._state.backend, "SHOAL_CLUSTER": "ray"},
         }  # fmt: skip
         self._ask("submit", request, limit_s=SEND_LIMIT_S, payload=payload, tell=tell)
         return job
@@ -166,8 +173,8 @@ class Jobs:
     def run_of(self, said: str) -> tuple[str, str | None]:
         """Returns the run's id for `shoal runs` on the head, and its folder of runs.
 
-        The run of a `fit` that was sent is beside its log until it is fetched; runs of
-        scripts are in the folder that the hosts share.
+        The run of a `fit` that was sent is at a URL, or beside its log until it is
+        fetched; runs of scripts are where those of the cluster are.
 
         Args:
             said: Id of a run or of such a job, or the beginning of one.
@@ -177,10 +184,11 @@ class Jobs:
             for job in self.list()
             if job.script == SENT_SCRIPT and job.id.startswith(said)
         ]
+        if len(sent) == 1 and (url := url_of(sent[0])):
+            return url, None
         if len(sent) == 1:
             return str(Path(sent[0].log).parent / "files" / SENT_RUN), None
-        shared = self._state.shared
-        return said, None if shared is None else f"{shared}/shoal-runs"
+        return said, self.runs
 
     def settle(self, job: Job) -> None:
         """Does nothing: the job stays until it is removed, for other users to see."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from shoal.clusters.bring_up import STOP_LIMIT_S, BringUp, end, look, on_all
 from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
+from shoal.clusters.doctor import Finding
 from shoal.clusters.health import NodeHealth, examine
 from shoal.clusters.host_setup import HostSetup, Tell
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.pins import pins_here
 from shoal.clusters.provider import Acquisition, Instance, Provider, Wishes
 from shoal.clusters.providers import ClusterFile, provider_of
+from shoal.clusters.refreshing import refreshed
 from shoal.clusters.remote_call import ask
+from shoal.clusters.spec_file import ClusterSpec
 from shoal.errors import ClusterError, PlanError, ShoalError
 
 
@@ -170,9 +174,55 @@ class ManagedCluster:
                 `min_workers` are up. Machines made for a new cluster have been
                 released; if that failed, a note of the error says so.
         """
+        with self._making(asked, backend, tell, wishes) as (spec, acquisition):
+            hosts = asked.provider.acquire(spec, acquisition)
+            told = {"spec": spec.model_dump(mode="json")}
+            made = acquisition.state.model_copy(update=told)
+            hosts = hosts.model_copy(update={"name": self._name})
+            pins = pins_here(backend, hosts.environment.packages, hosts.runs)
+            preparer = HostSetup(hosts, pins, tell)
+            raising = BringUp(made, hosts, preparer, self._store, tell)
+            running = raising.run()
+            try:
+                asked.provider.came_up(raising.state, preparer.installation)
+            except ShoalError as error:
+                tell(self._name, f"runs, but its provider does not know that: {error}")
+            return Standing(
+                state=raising.state, running=tuple(running), failed=raising.failed
+            )
+
+    def begin(
+        self,
+        asked: ClusterFile,
+        backend: str,
+        tell: Tell = _silent,
+        wishes: Wishes | None = None,
+    ) -> tuple[str, ClusterState]:
+        """Asks for the machines and does not wait; `up` follows them later.
+
+        Args: As for `up`.
+
+        Returns:
+            The provider's id of what is being made, and the state.
+
+        Raises:
+            ConfigError: The provider makes nothing while nobody waits.
+            PlanError: The cluster is one of another provider.
+            ClusterError: The provider refuses; what was made has been released.
+        """
+        with self._making(asked, backend, tell, wishes) as (spec, acquisition):
+            return asked.provider.begin(spec, acquisition), acquisition.state
+
+    @contextmanager
+    def _making(
+        self, asked: ClusterFile, backend: str, tell: Tell, wishes: Wishes | None
+    ) -> Generator[tuple[ClusterSpec, Acquisition]]:
+        """Keeps the cluster to this process; undoes a first attempt that fails."""
         wishes = wishes or Wishes()
         pins_here(backend)  # before anything costs money
         spec = asked.spec.model_copy(update={"name": self._name})
+        if self._name in self._store.names():  # nodes may have joined by themselves
+            refreshed(self._store, self._name)
         with self._store.lock(self._name):
             known = self._store.read(self._name)
             state = known or ClusterState.new(asked.provider.name, spec, backend)
@@ -180,27 +230,11 @@ class ManagedCluster:
                 raise self._another_provider(state, asked)
             self._store.write(state)
             try:
-                acquisition = Acquisition(state, self._store, tell, wishes)
-                hosts = asked.provider.acquire(spec, acquisition)
-                told = {"spec": spec.model_dump(mode="json")}
-                made = acquisition.state.model_copy(update=told)
-                return self._bring_up(made, hosts, backend, tell)
+                yield spec, Acquisition(state, self._store, tell, wishes)
             except BaseException as error:
                 if not (state.nodes or wishes.keeps_failed):
                     self._undo(asked.provider, error)
                 raise
-
-    def _bring_up(
-        self, state: ClusterState, hosts: HostsFile, backend: str, tell: Tell
-    ) -> Standing:
-        hosts = hosts.model_copy(update={"name": self._name})
-        pins = pins_here(backend, hosts.environment.packages)
-        preparer = HostSetup(hosts, pins, tell)
-        raising = BringUp(state, hosts, preparer, self._store, tell)
-        running = raising.run()
-        return Standing(
-            state=raising.state, running=tuple(running), failed=raising.failed
-        )
 
     def _another_provider(self, state: ClusterState, asked: ClusterFile) -> PlanError:
         return PlanError(
@@ -256,11 +290,12 @@ class ManagedCluster:
     def status(self) -> list[NodeStatus]:
         """Returns the state of its nodes, the head first; then other machines.
 
+        If its provider cannot be asked, the nodes are those that were last seen.
+
         Raises:
             ConfigError: The cluster is unknown.
-            ClusterError: Its provider cannot be asked.
         """
-        state = self._store.get(self._name)
+        state = refreshed(self._store, self._name)
         head = state.nodes[0] if state.nodes else None
         found, failed = on_all(
             state.nodes,
@@ -281,17 +316,39 @@ class ManagedCluster:
             )
             for node in state.nodes
         ]  # fmt: skip
-        return _with_instances(nodes, provider_of(state).instances(state))
+        return _with_instances(nodes, _instances_of(state))
+
+    def last_seen(self) -> list[NodeStatus]:
+        """Returns its nodes as they were last seen, the head first; asks nobody.
+
+        Raises:
+            ConfigError: The cluster is unknown.
+        """
+        state = self._store.get(self._name)
+        return [
+            NodeStatus(
+                number=node.number, address=node.address, private=node.private,
+                is_head=place == 0 and state.port is not None, state="last seen",
+            )
+            for place, node in enumerate(state.nodes)
+        ]  # fmt: skip
 
     def health(self) -> list[NodeHealth]:
         """Checks every node and the connections between them, the head first.
 
         Raises:
             ConfigError: The cluster is unknown.
-            ClusterError: It has no nodes, or its provider cannot be asked.
+            ClusterError: It has no nodes.
         """
-        state = self._store.get(self._name)
-        return examine(state, provider_of(state).instances(state))
+        state = refreshed(self._store, self._name)
+        found = examine(state, _instances_of(state))
+        more: Mapping[str, Sequence[Finding]] = {}
+        with suppress(ShoalError):  # it was said when the state was refreshed
+            more = provider_of(state).findings(state)
+        return [
+            replace(node, findings=(*node.findings, *more.get(node.address, ())))
+            for node in found
+        ]
 
     # ----------------------------------------------------------------- down
 
@@ -304,6 +361,8 @@ class ManagedCluster:
     ) -> Ended:
         """Ends the cluster and nothing else; missing parts are not an error.
 
+        `remove_storage` of its provider removes what stays on purpose.
+
         Args:
             asked: File with its hosts, if this machine has lost the state.
             removes_environment: Whether the installed environment is removed, too.
@@ -312,8 +371,11 @@ class ManagedCluster:
         Raises:
             ClusterError: Machines could not be released; the cluster stays known.
         """
-        if asked is None and self._name not in self._store.names():
+        is_known = self._name in self._store.names()
+        if asked is None and not is_known:
             return Ended()
+        if is_known:  # machines that are gone are not waited for
+            refreshed(self._store, self._name)
         with self._store.lock(self._name):
             state = self._store.read(self._name)
             if state is not None:
@@ -348,7 +410,7 @@ class ManagedCluster:
         if isinstance(spec, HostsFile):
             named = spec.environment
             is_ours = removes_environment and named.python is None
-            pins = pins_here(backend, named.packages) if is_ours else None
+            pins = pins_here(backend, named.packages, spec.runs) if is_ours else None
             return self._end_unknown(spec, None if pins is None else pins.digest)
         state = ClusterState.new(provider.name, spec, backend)
         kept = self._release(provider, state)
@@ -374,6 +436,13 @@ class ManagedCluster:
             processes={host.address: count for host, count in done.items()},
             failed={host.address: why for host, why in failed.items()},
         )
+
+
+def _instances_of(state: ClusterState) -> Sequence[Instance]:
+    """Returns the machines, none if their provider cannot be asked."""
+    with suppress(ShoalError):  # it was said when the state was refreshed
+        return provider_of(state).instances(state)
+    return ()
 
 
 def _released_by(provider: Provider[Any]) -> str:

@@ -21,6 +21,11 @@ BACKEND_PACKAGES = {
     "torch": ("torch",),
 }
 MUST_EQUAL = ("shoal", "keras", "ray", *BACKENDS)
+STORAGE = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs",
+    "abfss": "adlfs", "az": "adlfs",
+}  # fmt: skip
+"""Protocols of URLs of runs, and the package that hosts need for them."""
 TWINS = {"tensorflow-cpu": "tensorflow"}
 """Packages that differ only in the hardware they compute on."""
 EXTRAS = {"ray": "ray[default]"}
@@ -82,17 +87,39 @@ def _twin(name: str) -> str:
     return TWINS.get(name, name)
 
 
-def pins_here(backend: str, more: Sequence[str] = ()) -> Pins:
+def storage_of(runs: str | None) -> tuple[str, ...]:
+    """Returns the packages that reach runs at a URL.
+
+    Args:
+        runs: Folder or URL; None for a folder.
+
+    Raises:
+        ConfigError: One is not installed on this machine.
+    """
+    name = STORAGE.get((runs or "").partition("://")[0])
+    if name is None:
+        return ()
+    if not package_version(name):
+        raise ConfigError(
+            f"{name} is not installed on this machine, and the runs of the cluster are "
+            f"at {runs}. Expected it here, to read them, as on the hosts. "
+            f"Run: pip install {name}."
+        )
+    return (name,)
+
+
+def pins_here(backend: str, more: Sequence[str] = (), runs: str | None = None) -> Pins:
     """Returns the versions that are installed on this machine.
 
     Args:
         backend: Name of the Keras backend.
         more: More requirements for hosts, in pip's syntax.
+        runs: Folder or URL of the runs of jobs.
 
     Raises:
-        ConfigError: Ray, or the backend, is not installed.
+        ConfigError: Ray, the backend, or what reaches the runs, is not installed.
     """
-    wanted = ("shoal", *ALWAYS, *BACKEND_PACKAGES.get(backend, ()))
+    wanted = ("shoal", *ALWAYS, *BACKEND_PACKAGES.get(backend, ()), *storage_of(runs))
     packages = {name: found for name in wanted if (found := package_version(name))}
     has_backend = any(_twin(name) == backend for name in packages)
     for name, is_there in (("ray", "ray" in packages), (backend, has_backend)):

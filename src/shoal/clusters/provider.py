@@ -11,8 +11,11 @@ from typing import ClassVar, Generic, TypeAlias, final
 from pydantic import JsonValue
 
 from shoal.clusters.cluster_state import ClusterState, ClusterStore
+from shoal.clusters.doctor import Finding
+from shoal.clusters.host_setup import Installation
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.spec_file import Spec
+from shoal.errors import ConfigError
 
 Tell: TypeAlias = Callable[[str, str], None]
 """Called with the name of a machine, or of another resource, and its present step."""
@@ -210,6 +213,39 @@ class Provider(ABC, Generic[Spec]):
             CredentialsError: It refuses the credentials.
         """
 
+    def begin(self, spec: Spec, acquisition: Acquisition) -> str:
+        """Asks for what `acquire` would make, without waiting for it; returns its id.
+
+        `acquire` follows it later. Default: an error, for a provider that cannot.
+
+        Args:
+            spec: Fields of the file.
+            acquisition: State of the cluster, and the place for facts.
+
+        Raises:
+            ConfigError: The provider itself does nothing while nobody waits.
+            ProvisionError: It refuses.
+        """
+        del spec, acquisition
+        raise ConfigError(
+            f"the provider {self.name!r} makes no machines while nobody waits. "
+            "Expected `up` without --detach. Leave it out."
+        )
+
+    def came_up(self, state: ClusterState, installation: Installation | None) -> None:
+        """Called at the end of each `up` that has brought up nodes.
+
+        Default: nothing.
+
+        Args:
+            state: State of the cluster, with its nodes.
+            installation: The environment that hosts got; None for the user's own.
+
+        Raises:
+            ClusterError: It has failed; the cluster stays up.
+        """
+        del state, installation
+
     @abstractmethod
     def instances(self, state: ClusterState) -> Sequence[Instance]:
         """Returns the machines of a cluster, including those that are not nodes.
@@ -217,6 +253,38 @@ class Provider(ABC, Generic[Spec]):
         Raises:
             ClusterError: The provider cannot be asked.
         """
+
+    def refresh(self, state: ClusterState, folder: Path) -> ClusterState:
+        """Returns the state of a cluster with the present addresses of its machines.
+
+        Default: the state unchanged, for machines whose addresses stay.
+
+        Args:
+            state: State as last seen.
+            folder: Folder of the states of clusters, for files beside them.
+
+        Raises:
+            ClusterError: The provider cannot be asked.
+        """
+        del folder
+        return state
+
+    def findings(self, state: ClusterState) -> Mapping[str, Sequence[Finding]]:
+        """Returns what `health` tells of nodes beside the checks of any host.
+
+        Default: nothing.
+
+        Args:
+            state: State of the cluster.
+
+        Returns:
+            Address of a node -> findings.
+
+        Raises:
+            ClusterError: The provider cannot be asked.
+        """
+        del state
+        return {}
 
     def notes(self, state: ClusterState) -> Sequence[str]:
         """Returns sentences about a cluster for `up` and `status`; asks nobody.
@@ -260,3 +328,21 @@ class Provider(ABC, Generic[Spec]):
         Raises:
             ClusterError: A part is left; the cluster then stays known.
         """
+
+    def remove_storage(self, state: ClusterState) -> Sequence[str]:
+        """Removes what `release` has kept on purpose; called after it.
+
+        Default: nothing, for a provider that keeps nothing.
+
+        Args:
+            state: State of the cluster before `release`; without facts if this machine
+                has lost it.
+
+        Returns:
+            Sentences about what was removed, and what stays.
+
+        Raises:
+            ClusterError: A part is left; it can be repeated.
+        """
+        del state
+        return ()

@@ -51,6 +51,10 @@ class RayJobs:
         """Returns the address without its protocol."""
         return self._address.removeprefix(CLIENT)
 
+    @property
+    def runs(self) -> None:
+        """Returns None: only the jobs themselves know a place."""
+
     # -------------------------------------------------------------- the jobs
 
     def submit(
@@ -65,8 +69,6 @@ class RayJobs:
         Raises:
             ClusterError: The cluster refuses.
         """
-        if arguments:
-            raise ConfigError("a job on Ray takes no arguments")
         payload, job = pack([script, *beside]), new_id(script)
         with self._connected(self._cluster.needs) as ray:
             kind = ray.remote(import_module("shoal.launchers.ray_job_actor").JobActor)
@@ -75,7 +77,8 @@ class RayJobs:
                 resources=HEAD, max_restarts=0,
             ).remote()  # fmt: skip
             try:
-                self._begin(ray, job_actor, script.name, payload, tell)
+                self._send(ray, job_actor, payload, tell)
+                self._begin(ray, job_actor, script.name, arguments)
             except BaseException:
                 with suppress(Exception):
                     ray.get(job_actor.close.remote(), timeout=CALL_S)
@@ -83,9 +86,7 @@ class RayJobs:
                 raise
         return job
 
-    def _begin(
-        self, ray: Any, job_actor: Any, script: str, payload: bytes, tell: Tell
-    ) -> None:
+    def _send(self, ray: Any, job_actor: Any, payload: bytes, tell: Tell) -> None:
         backend = import_module("keras").backend.backend()
         limit_s = INSTALL_S if self._cluster.needs else START_S
         there = self._get(ray, job_actor.versions.remote(backend), limit_s)
@@ -99,8 +100,16 @@ class RayJobs:
             part = payload[offset : offset + CHUNK]
             self._get(ray, job_actor.write.remote(offset, part), CALL_S)
             tell(offset + len(part), len(payload))
-        variables = {"KERAS_BACKEND": backend, "RAY_ADDRESS": self._inner(ray)}
-        self._get(ray, job_actor.start.remote(script, variables), CALL_S)
+
+    def _begin(
+        self, ray: Any, job_actor: Any, script: str, arguments: Sequence[str]
+    ) -> None:
+        variables = {
+            "KERAS_BACKEND": import_module("keras").backend.backend(),
+            "RAY_ADDRESS": self._inner(ray),
+        }
+        started = job_actor.start.remote(script, list(arguments), variables)
+        self._get(ray, started, CALL_S)
 
     def _inner(self, ray: Any) -> str:
         """Returns the head's address for processes within the cluster."""
@@ -166,8 +175,12 @@ class RayJobs:
     # ---------------------------------------------------------- job actors
 
     def _look(self, ray: Any, job_actor: Any, job: str) -> Job:
-        state, script, began = self._get(ray, job_actor.state.remote(), CALL_S)
-        return Job(id=job, state=state, script=script, began=began)
+        state, script, arguments, began = self._get(
+            ray, job_actor.state.remote(), CALL_S
+        )
+        return Job(
+            id=job, state=state, script=script, arguments=tuple(arguments), began=began
+        )
 
     def _job_actor(self, ray: Any, job: str) -> Any:
         try:

@@ -33,14 +33,19 @@ PART_BYTES = 1 << 20  # of a payload, between two progress reports
 
 
 @cache
-def text_for(verb: str) -> str:
-    """Returns the program for a host: the files of `host_agent` as one, and a call."""
+def program() -> str:
+    """Returns the program for a host: the files of `host_agent` as one."""
     lines = ["from __future__ import annotations"]
     for part in PARTS:
         text = (AGENT / f"{part}.py").read_text()
         own = re.sub(r"from shoal\.\S+ import (\([^)]*\)|.*)\n", "", text)
         lines.append(own.replace("from __future__ import annotations\n", ""))
-    return "\n".join([*lines, f"answer({{{verb!r}: {verb}}})\n"])
+    return "\n".join(lines)
+
+
+def text_for(verb: str) -> str:
+    """Returns the program for a host, and a call of one of its verbs."""
+    return f"{program()}\nanswer({{{verb!r}: {verb}}})\n"
 
 
 def command_of(way: Way, pythons: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, final
 from shoal.errors import ConfigError
 from shoal.registry import did_you_mean
 from shoal.runs.claim import slug
+from shoal.runs.folder import SCHEME
 
 RUNNING, DONE = "running", "done"
 SENT_SCRIPT, SENT_RUN = "go_on.py", "run"
@@ -64,6 +65,11 @@ class RemoteJobs(Protocol):
         """Returns its address, in words."""
         ...
 
+    @property
+    def runs(self) -> str | None:
+        """Returns the folder or URL of its runs; None for that of each job."""
+        ...
+
     def submit(
         self,
         script: Path,
@@ -93,6 +99,19 @@ class RemoteJobs(Protocol):
     def close(self) -> None:
         """Disconnects; the next request connects again."""
         ...
+
+
+def url_of(job: Job) -> str | None:
+    """Returns the URL of the run of a sent `fit`; None if it is in the job's folder.
+
+    Example:
+        >>> place = ("s3://bucket/runs/2026-11-26-higgs-a3f",)
+        >>> url_of(Job(id="a", state=DONE, script=SENT_SCRIPT, arguments=place))
+        's3://bucket/runs/2026-11-26-higgs-a3f'
+        >>> url_of(Job(id="b", state=DONE, script=SENT_SCRIPT))
+    """
+    is_sent = job.script == SENT_SCRIPT and len(job.arguments) == 1
+    return job.arguments[0] if is_sent and SCHEME in job.arguments[0] else None
 
 
 def new_id(script: Path) -> str:

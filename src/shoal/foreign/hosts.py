@@ -35,7 +35,7 @@ def this_machine(shape: Shape) -> Node:
 
 
 def cluster_nodes(state: ClusterState) -> list[Node]:
-    """Returns the nodes of a cluster, head first, with its Python first on their PATH.
+    """Returns the nodes that train, head first, with their Python first on the PATH.
 
     Args:
         state: State of the cluster.
@@ -43,7 +43,7 @@ def cluster_nodes(state: ClusterState) -> list[Node]:
     Raises:
         ClusterError: It has no nodes.
     """
-    first = state.head
+    _ = state.head
     return [
         Node(
             name=node.address,
@@ -55,7 +55,7 @@ def cluster_nodes(state: ClusterState) -> list[Node]:
                 "KERAS_BACKEND": state.backend,
             },
         )
-        for node in (first, *state.nodes[1:])
+        for node in state.trainers
     ]
 
 

@@ -14,7 +14,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import final
@@ -36,6 +36,7 @@ class JobActor:
         )
         self._process: subprocess.Popen[bytes] | None = None
         self._script, self._began, self._is_stopped = "", time.time(), False
+        self._arguments: tuple[str, ...] = ()
 
     def versions(self, backend: str) -> dict[str, str]:
         """Returns the versions installed here."""
@@ -47,11 +48,14 @@ class JobActor:
             file.seek(offset)
             file.write(data)
 
-    def start(self, script: str, variables: Mapping[str, str]) -> None:
+    def start(
+        self, script: str, arguments: Sequence[str], variables: Mapping[str, str]
+    ) -> None:
         """Starts a script of the archive, in this process's folder.
 
         Args:
             script: Name of the script.
+            arguments: Arguments of the script.
             variables: Name -> value, for its environment besides this process's.
 
         Raises:
@@ -64,15 +68,16 @@ class JobActor:
         (self._folder / ARCHIVE).unlink()
         with (self._folder / LOG).open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(one_inside(files, script))],
+                [sys.executable, str(one_inside(files, script)), *arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
                 start_new_session=True,
             )  # fmt: skip
         self._script, self._began = script, time.time()
+        self._arguments = tuple(arguments)
 
-    def state(self) -> tuple[str, str, float]:
-        """Returns the state of the job, its script, and its start; as in `Job`."""
+    def state(self) -> tuple[str, str, tuple[str, ...], float]:
+        """Returns state, script, arguments and start of the job; as in `Job`."""
         code = None if self._process is None else self._process.poll()
         if self._process is None:
             told = "not started"
@@ -82,7 +87,7 @@ class JobActor:
             told = "stopped"
         else:
             told = "done" if code == 0 else f"failed ({code})"
-        return told, self._script, self._began
+        return told, self._script, self._arguments, self._began
 
     def read(self, offset: int, most: int) -> bytes:
         """Returns the job's output from an offset."""

@@ -11,7 +11,10 @@ from shoal.errors import ConfigError
 from shoal.facts import DEFAULT_ROOT
 from shoal.plan.request import Workers
 
-NAMES = ("runs", "workers", "data", "verbose", "cache", "clusters", "yarn")
+NAMES = (
+    "runs", "workers", "cluster", "data", "verbose", "cache", "clusters", "yarn",
+)  # fmt: skip
+LOCAL = "local"
 DEFAULT_CACHE = "~/.cache/shoal"
 DEFAULT_CLUSTERS = "~/.shoal/clusters"
 
@@ -24,6 +27,8 @@ class EnvironmentVariables:
     Args:
         runs: SHOAL_RUNS, the folder or URL of the runs; default ./shoal-runs.
         workers: SHOAL_WORKERS: a number, "min-max" or "auto"; None when not set.
+        cluster: SHOAL_CLUSTER, the default of `cluster` in `fit` and `plan`; "local"
+            when not set. Jobs on a cluster have "ray" there.
         data: SHOAL_DATA, the folder of data sets for examples and benchmarks.
         verbose: SHOAL_VERBOSE: 0, 1, 2 or "auto"; None when not set.
         cache: SHOAL_CACHE, the folder where workers keep compiled programs; default
@@ -35,6 +40,7 @@ class EnvironmentVariables:
 
     runs: str = DEFAULT_ROOT
     workers: Workers | None = None
+    cluster: str = LOCAL
     data: str | None = None
     verbose: int | str | None = None
     cache: str | None = DEFAULT_CACHE
@@ -66,6 +72,7 @@ def environment(variables: Mapping[str, str] | None = None) -> EnvironmentVariab
     return EnvironmentVariables(
         runs=texts.get("runs", DEFAULT_ROOT),
         workers=None if workers is None else read_workers("SHOAL_WORKERS", workers),
+        cluster=texts.get("cluster", LOCAL),
         data=texts.get("data"),
         verbose=None if verbose is None else _verbose_from(verbose),
         cache=None if cache == "off" else cache,

@@ -11,6 +11,7 @@ from typing import Any, final
 
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.jobs import Jobs
+from shoal.clusters.refreshing import refreshed
 from shoal.clusters.remote_jobs import DONE, RUNNING
 from shoal.errors import ClusterError, ConfigError
 from shoal.host.temporary import keras_saving, temporary_folder
@@ -86,7 +87,7 @@ class Job:
             )
         jobs = cluster
         if isinstance(jobs, str):
-            jobs = Jobs(ClusterStore(environment().clusters).get(jobs))
+            jobs = Jobs(refreshed(ClusterStore(environment().clusters), jobs))
         with tempfile.TemporaryDirectory(dir=temporary_folder()) as name:
             folder = Path(name)
             script = one_inside(folder, f"{slug(self._spec['job_name'])}.py")

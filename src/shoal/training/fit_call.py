@@ -16,6 +16,7 @@ from shoal.clusters.yarn import Yarn
 from shoal.data.located import FileArguments
 from shoal.data.trees import Tree
 from shoal.errors import ConfigError
+from shoal.plan import environment
 from shoal.plan.request import Request, Workers
 from shoal.registry import did_you_mean
 from shoal.runs.base import Run
@@ -93,12 +94,18 @@ class FitCall:
         def taken(names: set[str]) -> dict[str, Any]:
             return {name: value for name, value in given.items() if name in names}
 
+        given["cluster"] = cluster_of(given.get("cluster"))
         given["strategy"] = get(given.get("strategy", STRATEGY))
         return cls(
             request=Request(**taken(options)),
             files=FileArguments(**taken(files)),
             **taken(own),
         )
+
+
+def cluster_of(given: Any) -> Any:
+    """Returns the `cluster` of a call: the argument, else that of SHOAL_CLUSTER."""
+    return environment().cluster if given is None else given
 
 
 def _names(kind: type[FitCall | FileArguments | Request]) -> set[str]:

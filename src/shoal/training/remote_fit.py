@@ -1,17 +1,19 @@
 """Trains on a cluster from outside of it: a job is sent to its head, and followed.
 
-The run's folder is made here with all its inputs, goes to the head as a job, and
-is trained there like a resumed run. The user may disconnect and attach again; when
-the job has ended the folder is copied back, with the trained model.
+The run is made here with all its inputs and is trained there like a resumed run, by
+a job. At a URL both sides use the same run. Otherwise its folder goes to the head
+with the job, and is copied back when that has ended. The user may disconnect and attach
+again.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +23,7 @@ from shoal.clusters.base import Cluster
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.finding import find_cluster, is_known_elsewhere
 from shoal.clusters.jobs import Jobs
+from shoal.clusters.refreshing import refreshed
 from shoal.clusters.remote_jobs import (
     DONE,
     RUNNING,
@@ -28,6 +31,7 @@ from shoal.clusters.remote_jobs import (
     SENT_SCRIPT,
     Job,
     RemoteJobs,
+    url_of,
 )
 from shoal.clusters.yarn import Yarn
 from shoal.data import ArraySource
@@ -36,7 +40,9 @@ from shoal.host.private import make_private, share
 from shoal.host.scratch import scratch_folder
 from shoal.paths import one_inside, unpack
 from shoal.plan import environment
+from shoal.runs.base import Run
 from shoal.runs.catalogue import EXPLAINED
+from shoal.runs.folder import SCHEME, Folder, is_place
 from shoal.runs.store import StoredRun, create, model_file, open_run
 from shoal.terminal import Lines, say, say_output, write
 from shoal.training.fit_call import FitCall
@@ -46,10 +52,12 @@ from shoal.training.run_fit import inputs_of
 from shoal.training.start_run import announce
 
 TEXT = """import os
+import sys
 import shoal
 
 folder = os.path.dirname(os.path.abspath(__file__))
-shoal.resume(os.path.join(folder, {run!r}), workers={workers!r}, force=True)
+run = sys.argv[1] if sys.argv[1:] else os.path.join(folder, {run!r})
+shoal.resume(run, workers={workers!r}, force=True)
 """
 PAUSE_S = 2.0  # seconds between two attempts to reach the head again
 PATIENCE_S = 300.0  # limit for consecutive failing attempts
@@ -108,17 +116,22 @@ class Sent:
                 if new:
                     yield new
 
-    def fetch(self, job: Job, root: Path) -> StoredRun:
-        """Fetches the folder of its run.
+    def run_of(self, job: Job, root: Path) -> StoredRun:
+        """Opens its run: at its URL, or in a folder that is fetched.
 
         Args:
             job: A job that has ended.
             root: Local folder of runs.
 
         Raises:
-            ClusterError: It cannot be fetched.
+            ConfigError: The URL cannot be read from here, or has no run.
+            ClusterError: The folder cannot be fetched.
             DataError: The archive could write outside of `root`, or is invalid.
         """
+        url = url_of(job)
+        return self._fetch(job, root) if url is None else open_run(url)
+
+    def _fetch(self, job: Job, root: Path) -> StoredRun:
         make_private(root)
         with tempfile.TemporaryDirectory(dir=root, prefix=".") as folder:
             packed = Path(folder, "run.tar.gz")
@@ -156,7 +169,7 @@ def jobs_of(given: Any) -> RemoteJobs:
     cluster = find_cluster(given)
     if isinstance(cluster, Cluster):
         return cluster.jobs()
-    return Jobs(ClusterStore(environment().clusters).get(given))
+    return Jobs(refreshed(ClusterStore(environment().clusters), given))
 
 
 def sent_to(given: Any, job: str) -> Sent:
@@ -183,28 +196,79 @@ def send(call: FitCall) -> Sent:
             "a number, or leave workers out for one a GPU or a node."
         )
     jobs = jobs_of(call.cluster)
-    if call.run is False:
-        raise ConfigError(
-            f"run=False with cluster={jobs.name!r}. Expected a run that is kept: its "
-            "folder is what comes back. Leave run out."
-        )
+    place = place_of(call.run, jobs)
     ready = read(replace(call, cluster="local"))
     with scratch_folder("send") as root:
-        with create(root / "made", ready.work.model.name) as record:
-            _fill(record, ready, there(call.cluster))
-            made = Path(record.folder.local_path("plan.json")).parent
-        place = root / SENT_RUN
-        made.rename(place)
-        script = root / SENT_SCRIPT
+        script, beside, arguments = root / SENT_SCRIPT, list[Path](), list[str]()
         script.write_text(TEXT.format(run=SENT_RUN, workers=call.workers))
-        size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
-        _say(f"sending {size / 1e6:,.1f} MB to {jobs.head} ...")
+        record = create(place.url or root / "made", place.name or ready.work.model.name)
         try:
-            job = jobs.submit(script, [], [place], _Upload().tell)
+            with record:
+                if place.url:
+                    _say(f"writing the run to {record.url} ...")
+                _fill(record, ready, there(call.cluster))
+            if place.url:
+                arguments = [record.url]
+            else:
+                beside = [root / SENT_RUN]
+                Path(record.folder.path).rename(beside[0])
+                files = (f for f in beside[0].rglob("*") if f.is_file())
+                size = sum(file.stat().st_size for file in files)
+                _say(f"sending {size / 1e6:,.1f} MB to {jobs.head} ...")
+            job = jobs.submit(script, arguments, beside, _Upload().tell)
         except BaseException:
             jobs.close()
+            if place.url:
+                with suppress(Exception):  # the storage may be what failed
+                    record.folder.remove()
             raise
     return Sent(jobs=jobs, id=job)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the run of a sent call is kept, from its `run=`.
+
+    Args:
+        url: Folder of runs at a URL; "" if the run's folder is sent and fetched.
+        name: Name of the run; "" for that of the model.
+        folder: Local folder of runs for what is fetched; "" for that of SHOAL_RUNS.
+    """
+
+    url: str = ""
+    name: str = ""
+    folder: str = ""
+
+
+def place_of(run: Any, jobs: RemoteJobs) -> Place:
+    """Returns where the run of a call is kept.
+
+    Args:
+        run: The argument of `fit`.
+        jobs: Jobs of the cluster.
+
+    Raises:
+        ConfigError: It cannot be used for a run that is trained elsewhere.
+    """
+    ours = jobs.runs or ""
+    url = ours if SCHEME in ours else ""
+    if run is None or run is True:
+        return Place(url=url)
+    if run is False or isinstance(run, Run):
+        raise ConfigError(
+            f"run={run!r} with cluster={jobs.name!r}. Expected a run that is kept "
+            "where it is trained: a name, a path or a URL. Leave run out."
+        )
+    if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
+        raise ConfigError(
+            f"run={run!r} names no run. Expected a name, a path or a URL. Leave run "
+            "out for the place of the cluster's runs."
+        )
+    said = str(os.fspath(run)).removeprefix("file://")
+    if isinstance(run, str) and not is_place(run):
+        return Place(url=url, name=run)
+    return Place(url=said) if SCHEME in said else Place(folder=said)
 
 
 def there(given: Any) -> Any:
@@ -229,14 +293,20 @@ def _fill(record: StoredRun, ready: PreparedFit, cluster: Any) -> None:
     write_inputs(record.folder, inputs)
 
 
-def finish(sent: Sent, job: Job, model: Any = None) -> Any:
-    """Fetches a job's run, puts the weights into the model; returns the history.
+def finish(sent: Sent, job: Job, model: Any = None, folder: str = "") -> Any:
+    """Opens a job's run, puts the weights into the model; returns the history.
+
+    Args:
+        sent: The job.
+        job: Its final state.
+        model: Model that gets the weights; None for none.
+        folder: Local folder of runs, if the run is fetched; "" for that of SHOAL_RUNS.
 
     Raises:
         ClusterError: The job did not end well.
     """
-    root = Path(environment().runs).expanduser()
-    record = sent.fetch(job, root)
+    root = Path(folder or environment().runs).expanduser()
+    record = sent.run_of(job, root)
     sent.jobs.settle(job)
     if job.state != DONE:
         raise ClusterError(
@@ -264,17 +334,31 @@ def _take_weights(model: Any, record: StoredRun, job: str) -> None:
     Raises:
         ClusterError: The file is invalid, or of another model.
     """
-    found = Path(record.folder.local_path(model_file(record.folder)))
+    name = model_file(record.folder)
     # The state of the optimizer is in the archive as well.
     model.optimizer.build(model.trainable_variables)
     try:
-        model.load_weights(found)
+        with _file_here(record.folder, name) as path:
+            model.load_weights(path)
     except Exception as error:  # a reader of archives may raise anything
+        again = f"Remove {record.url} here, and attach" * record.folder.is_local
         raise ClusterError(
-            f"{job} has trained its model, and {found} cannot be read "
+            f"{job} has trained its model, and {record.url}/{name} cannot be read "
             f"({type(error).__name__}: {error!s:.300}). Expected the file as it was "
-            f"written there. Remove {record.url} here, and attach to the job again."
+            f"written there. {again or 'Attach'} to the job again."
         ) from error
+
+
+@contextmanager
+def _file_here(folder: Folder, name: str) -> Generator[Path]:
+    """Yields the path of a run's file on this machine, a copy if it is elsewhere."""
+    if folder.is_local:
+        yield folder.local_path(name)
+        return
+    with scratch_folder("model") as copy:
+        path = one_inside(copy, Path(name).name)  # Keras reads by the suffix
+        path.write_bytes(folder.read(name))
+        yield path
 
 
 def _say(text: str) -> None:
@@ -307,11 +391,14 @@ def fit_there(call: FitCall) -> Any:
     _say(
         f"job {sent.id}; it runs on without this process; attach to it by: {sent.hint}"
     )
-    return attach(sent, call.model)
+    return attach(sent, call.model, place_of(call.run, sent.jobs).folder)
 
 
-def attach(sent: Sent, model: Any = None) -> Any:
-    """Follows a job to its end; returns the history of its run."""
+def attach(sent: Sent, model: Any = None, folder: str = "") -> Any:
+    """Follows a job to its end; returns the history of its run.
+
+    Args: As for `finish`.
+    """
     lines = Lines()
 
     def show(data: bytes) -> None:
@@ -327,4 +414,4 @@ def attach(sent: Sent, model: Any = None) -> Any:
         finally:
             for piece in lines.end():
                 say_output(piece.text)
-        return finish(sent, job, model)
+        return finish(sent, job, model, folder)

@@ -5,28 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
 from shoal.clusters.aws import choices, degrade, storage
-from shoal.clusters.aws.calls import Calls
+from shoal.clusters.aws.asked_prices import asked_prices
+from shoal.clusters.aws.calls import CallRefused, Calls
 from shoal.clusters.aws.cost import cost_of, require_budget
 from shoal.clusters.aws.file import AwsFile
+from shoal.clusters.aws.joining import forget_token, send_agent
 from shoal.clusters.aws.members import MASTER, Member, aliases_of, lists_of
 from shoal.clusters.aws.nodes import Groups, Place, group_names, members
 from shoal.clusters.aws.parameters import end_of, parameters_of, tags_of
 from shoal.clusters.aws.preview import dollars, preview_of
-from shoal.clusters.aws.prices import listed_prices
+from shoal.clusters.aws.published import publish
 from shoal.clusters.aws.stack import BUSY, FAILED, PAUSE_S, Clock, Stack, StackState
 from shoal.clusters.aws.template import MOST_BYTES, template
-from shoal.clusters.aws.ways import known_hosts_of, ssh_command, ssh_config
+from shoal.clusters.aws.ways_in import hosts_of, names_in
 from shoal.clusters.hosts_file import HostsFile
+from shoal.clusters.pins import storage_of
 from shoal.clusters.provider import Acquisition
 from shoal.errors import PlanError, ProvisionError, ShoalError
-from shoal.paths import one_inside
 
 FREE = ("setup", "environment", "settle_minutes", "wait_minutes", "profile")
 """Fields that may change while a stack is there: they are no part of it."""
@@ -61,6 +63,24 @@ class Acquiring:
             PlanError: The file cannot work, or is another than the stack was made of.
             ProvisionError: Too few machines came.
         """
+        self.begin()
+        with self._told_what_runs():
+            found = self._follow()
+            groups = Groups(self._calls, group_names(found.outputs))
+            came = self._wait_for_nodes(groups)
+        forget_token(self._calls, self._place)  # agents start no node until it is back
+        self._send_lists(came)
+        folder = self._acquisition.folder
+        return hosts_of(self._spec, self._facts, came, folder)
+
+    def begin(self) -> str:
+        """Makes the stack, unless it is there; returns its ARN without waiting for it.
+
+        Raises:
+            PlanError: The file cannot work, or is another than the stack was made of.
+        """
+        if self._spec.storage.runs == "bucket":
+            storage_of("s3://")  # before anything costs money
         state = self._stack.state()
         if state is not None:
             self._refuse_others(state)
@@ -70,12 +90,7 @@ class Acquiring:
                 state = None
         if state is None:
             self._make()
-        with self._told_what_runs():
-            found = self._follow()
-            groups = Groups(self._calls, group_names(found.outputs))
-            came = self._wait_for_nodes(groups)
-        self._send_lists(came)
-        return self._hosts(came)
+        return str(self._facts.get("stack_id", ""))
 
     # ------------------------------------------------------------ what is there
 
@@ -86,8 +101,8 @@ class Acquiring:
             raise PlanError(
                 f"the stack {spec.stack} in {spec.region} is not of this cluster: "
                 "another machine, or something else, has made it. Expected a free "
-                "name. Choose another `name`, or end that one: shoal cluster down "
-                f"{spec.name} --hosts FILE."
+                f"name. If it is yours: shoal cluster connect {spec.name} --region "
+                f"{spec.region}, or `down` in its place. Else choose another `name`."
             )
         before = self._facts.get("file")
         if not isinstance(before, dict):
@@ -115,9 +130,13 @@ class Acquiring:
         answers = choices.ask(
             spec, self._calls, str(acquisition.folder), opens=wishes.opens
         )
-        cost = cost_of(spec, listed_prices(str(spec.region)))
+        prices = asked_prices(
+            self._calls, (spec.master.type, spec.workers.type),
+            zone=answers.choices.zone, partition=answers.who.partition,
+        )  # fmt: skip
+        cost = cost_of(spec, prices)
         require_budget(spec, cost)
-        wishes.confirm(preview_of(spec, datetime.now(UTC)))
+        wishes.confirm(preview_of(spec, datetime.now(UTC), prices))
         account = answers.who.account
         chosen = answers.choices
         if not answers.has_bucket:
@@ -131,6 +150,7 @@ class Acquiring:
         role = storage.end_role(spec, self._calls, answers.who)
         place = Place(id=id_of, name=spec.name, account=account, bucket=chosen.bucket)
         setup = self._send_setup(place)
+        agent = send_agent(self._calls, place)
         end_at = end_of(cost.hours, datetime.now(UTC))
         text = template(chosen.sources, spec.tags)
         if len(text.encode()) > MOST_BYTES:
@@ -150,12 +170,14 @@ class Acquiring:
             id_of=id_of,
             end_at=end_at,
             setup=setup,
+            agent=agent,
         )
         made = self._stack.create(
             text, values, tags_of(spec, id_of),
             keeps_failed=wishes.keeps_failed,
         )  # fmt: skip
         acquisition.note(stack_id=made)
+        publish(self._calls, place, acquisition.state)
 
     def _send_setup(self, place: Place) -> str:
         """Puts the setup script to the bucket; returns its digest, "" for none."""
@@ -177,12 +199,22 @@ class Acquiring:
         return digest
 
     def _send_lists(self, came: Sequence[Member]) -> None:
-        """Puts the list of nodes to the bucket; each node rewrites its files by it."""
+        """Puts the list of nodes to the bucket; each node rewrites its files by it.
+
+        The master's agent does so, too, and may have numbered nodes.
+        """
         place = self._place
-        self._calls.ask(
-            "s3", "PutObject", Bucket=place.bucket, Key=f"{place.prefix}/cluster.json",
-            Body=json.dumps(lists_of(came)).encode(), ExpectedBucketOwner=place.account,
-        )  # fmt: skip
+        where = {
+            "Bucket": place.bucket, "Key": f"{place.prefix}/cluster.json",
+            "ExpectedBucketOwner": place.account,
+        }  # fmt: skip
+        before: Any = None
+        with suppress(CallRefused, ValueError):  # it is not there yet, or is broken
+            answer = self._calls.ask("s3", "GetObject", **where)
+            before = json.loads(answer["Body"].read())
+        known = before if isinstance(before, dict) else None
+        body = json.dumps(lists_of(came, known)).encode()
+        self._calls.ask("s3", "PutObject", Body=body, **where)
 
     # --------------------------------------------------------------- waiting
 
@@ -259,7 +291,7 @@ class Acquiring:
             return [one for one in found if one.is_ready]
 
     def _name(self, found: Sequence[Member]) -> None:
-        before = self._names
+        before = names_in(self._facts)
         names = aliases_of(self._spec.name, found, before)
         if names.items() - before.items():
             self._acquisition.note(names={**before, **names})
@@ -270,7 +302,7 @@ class Acquiring:
         for one in found:
             step = {"unheard": one.state, "booting": "boots"}.get(one.boot, one.boot)
             step = f"{step}: {one.reason}" if one.reason else f"{step} ({one.instance})"
-            self._once(self._names[one.instance], step, told)
+            self._once(names_in(self._facts)[one.instance], step, told)
         for sentence in wrong:
             self._once(self._spec.name, sentence, told)
 
@@ -280,52 +312,8 @@ class Acquiring:
             self._acquisition.tell(name, step)
 
     @property
-    def _names(self) -> dict[str, str]:
-        found = self._facts.get("names")
-        return (
-            {str(k): str(v) for k, v in found.items()}
-            if isinstance(found, dict)
-            else {}
-        )
-
-    @property
     def _place(self) -> Place:
         return place_of(self._spec.name, self._acquisition.state.id, self._facts)
-
-    # ------------------------------------------------------------- the ways in
-
-    def _hosts(self, came: Sequence[Member]) -> HostsFile:
-        """Returns the hosts by their aliases; writes how OpenSSH reaches them."""
-        spec, folder = self._spec, self._acquisition.folder
-        config = one_inside(folder, f"{spec.name}.ssh")
-        keys = one_inside(folder, f"{spec.name}.known_hosts")
-        names = self._names
-        keys.write_text(known_hosts_of(came), encoding="utf-8")
-        text = ssh_config(
-            came, names, user=str(self._facts.get("login")), known_hosts=keys,
-            key=str(self._facts.get("key") or ""), session=self._session(),
-        )  # fmt: skip
-        config.write_text(text, encoding="utf-8")
-        shared = None if spec.storage.shared == "none" else spec.storage.mount
-        return HostsFile.model_validate(
-            {
-                "hosts": [
-                    {"address": names[one.instance], "private": one.private}
-                    for one in came
-                ],
-                "ssh": ssh_command(config),
-                "shared": shared,
-                "min_workers": 1 + min(spec.workers.min, len(came) - 1),
-                "environment": spec.environment,
-            }
-        )
-
-    def _session(self) -> tuple[str, ...]:
-        if not self._spec.access.session_manager:
-            return ()
-        words = ["aws", "--region", str(self._spec.region)]
-        words += ["--profile", self._spec.profile] if self._spec.profile else []
-        return tuple(words)
 
     @contextmanager
     def _told_what_runs(self) -> Generator[None]:

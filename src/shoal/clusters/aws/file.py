@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias, final
 
 from pydantic import AfterValidator, Field, model_validator
 
+from shoal.clusters.cluster_state import RUNS_FOLDER
 from shoal.clusters.hosts_file import Python
 from shoal.clusters.spec_file import ClusterSpec, SpecPart
 
@@ -15,6 +16,9 @@ AWS_NAME = r"^[A-Za-z][A-Za-z0-9-]{0,31}$"
 TYPE = r"^[a-z][a-z0-9-]*\.[a-z0-9-]+$"
 MOST_SOURCES = 20
 """Source ranges of SSH; a security group of AWS has room for 60 rules."""
+
+RUNS = "runs"
+"""Prefix of runs in the bucket, which all clusters of an account and region share."""
 
 ME = "me"
 RESERVED_TAGS = ("aws:", "shoal:")
@@ -256,12 +260,22 @@ class AwsFile(ClusterSpec):
                 f"name is {self.name!r}; on AWS expected letters, digits and -, a "
                 "letter first"
             )
+        if not self.master.trains and self.workers.min == 0:
+            raise ValueError(
+                "master.trains is false, and workers.min is 0: nobody might train"
+            )
         for key, value in self.tags.items():
             if key.lower().startswith(RESERVED_TAGS) or not 1 <= len(key) <= 128:
                 raise ValueError(f"tags: {key!r} is reserved, empty or too long")
             if len(value) > 256:
                 raise ValueError(f"tags: the value of {key!r} has over 256 characters")
         return self
+
+    def runs_in(self, bucket: str) -> str:
+        """Returns the folder or URL of runs, for a bucket of this name."""
+        if self.storage.runs == "bucket":
+            return f"s3://{bucket}/{RUNS}"
+        return f"{self.storage.mount}/{RUNS_FOLDER}"
 
     @property
     def stack(self) -> str:

@@ -62,10 +62,37 @@ def key_of(said: str, folder: str) -> Key:
     path = Path(said).expanduser()
     if "/" in said or path.suffix == ".pub":
         return _from_file(path)
-    home = Path("~/.ssh").expanduser()
-    homes = [one_inside(home, said), one_inside(home, f"{said}.pem")]
-    there = [str(path) for path in homes if path.is_file()]
-    return Key(public=None, private=there[0] if there else "")
+    return Key(public=None, private=private_key_of(said))
+
+
+def private_key_of(said: str) -> str:
+    """Returns the private key that belongs to what a file names; "" if it is not here.
+
+    Args:
+        said: Path of a public key, or the name of a key pair.
+    """
+    path, home = Path(said).expanduser(), Path("~/.ssh").expanduser()
+    if "/" in said or path.suffix == ".pub":
+        places = [path.with_suffix("")]
+    else:
+        places = [one_inside(home, said), one_inside(home, f"{said}.pem")]
+    return next((str(place) for place in places if place.is_file()), "")
+
+
+def own_key(folder: str, name: str) -> str:
+    """Returns the own private key if it is the one of a name; "" if not; makes none.
+
+    Args:
+        folder: Folder of the state of clusters.
+        name: Name of a key pair of EC2, made of such a key.
+    """
+    path = Path(folder).expanduser() / "keys" / "shoal"
+    try:
+        found = _from_file(path.with_suffix(".pub"))
+    except PlanError:
+        return ""
+    is_it = found.public is not None and found.public.name == name
+    return found.private if is_it else ""
 
 
 def _own_key(path: Path) -> Path:

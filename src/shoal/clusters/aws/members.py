@@ -42,6 +42,37 @@ class NodeObject(BaseModel):
 
 
 @final
+class Joined(BaseModel):
+    """`joined/INSTANCE.json`, as a node's agent writes it.
+
+    Args:
+        state: "joined" or "failed".
+        reason: Why it failed.
+        instance: Id of its instance.
+        address: Its private address.
+        role: "master" or "worker".
+        number: Its number in the cluster.
+        head: Head that it joined.
+        python: Its interpreter.
+        path: Its PATH.
+        gpus: Its GPUs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    state: str = Field(pattern="^(joined|failed)$")
+    reason: str = Field(default="", max_length=4096)
+    instance: str
+    address: str
+    role: str
+    number: int = Field(default=-1, ge=-1, le=1_000_000)
+    head: str = ""
+    python: str = Field(default="", pattern=r"^(/[\w./+-]+)?$")
+    path: str = Field(default="", max_length=4096, pattern=r"^[\w./:+-]*$")
+    gpus: tuple[str, ...] = Field(default=(), max_length=64)
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """A machine of the cluster.
@@ -129,17 +160,44 @@ def _read(
     return node, ""
 
 
+def joined_of(content: bytes, member: Member) -> Joined | None:
+    """Returns what a node says about its joining; None if it is broken or forged."""
+    try:
+        found = Joined.model_validate_json(content)
+    except (ValueError, ValidationError):
+        return None
+    said = found.instance, found.address, found.role
+    return found if said == (member.instance, member.private, member.role) else None
+
+
 def _tag(told: Mapping[str, Any], key: str) -> str:
     return next((t["Value"] for t in told.get("Tags", ()) if t["Key"] == key), "")
 
 
-def lists_of(members: Iterable[Member]) -> dict[str, object]:
-    """Returns `cluster.json`, which nodes follow: who is there, the master first."""
-    listed = [
-        {"address": one.private, "gpus": one.gpus, "instance": one.instance}
+def lists_of(
+    members: Iterable[Member], before: Mapping[str, Any] | None = None
+) -> dict[str, object]:
+    """Returns `cluster.json`, which nodes follow: who is there, the master first.
+
+    Args:
+        members: Members, the master first.
+        before: The last one, of the master's agent: nodes keep its numbers.
+    """
+    told: Any = (before or {}).get("nodes")
+    kept = {
+        str(one.get("instance")): {"number": one["number"]}
+        for one in (told if isinstance(told, list) else ())
+        if isinstance(one, dict) and isinstance(one.get("number"), int)
+    }
+    listed: list[dict[str, object]] = [
+        {
+            "address": one.private, "gpus": one.gpus, "instance": one.instance,
+            **kept.get(one.instance, {}),
+        }
         for one in members
-    ]
-    return {"form": 1, "nodes": listed}
+    ]  # fmt: skip
+    following = {} if before is None else {"next": before.get("next", 0)}
+    return {"form": 1, "nodes": listed, **following}
 
 
 def aliases_of(

@@ -8,7 +8,14 @@ from typing import Any, final
 
 from shoal.clusters.aws.calls import Calls
 from shoal.clusters.aws.degrade import failures_of
-from shoal.clusters.aws.members import MASTER, WORKER, Member, members_of
+from shoal.clusters.aws.members import (
+    MASTER,
+    WORKER,
+    Joined,
+    Member,
+    joined_of,
+    members_of,
+)
 
 
 @final
@@ -43,9 +50,15 @@ def instances_of(calls: Calls, id_of: str) -> list[Mapping[str, Any]]:
     return [one for reservation in found for one in reservation["Instances"]]
 
 
-def objects_of(calls: Calls, place: Place) -> dict[str, bytes]:
-    """Returns the nodes' objects: instance -> content."""
-    start = f"{place.prefix}/nodes/"
+def objects_of(calls: Calls, place: Place, kind: str = "nodes") -> dict[str, bytes]:
+    """Returns objects of nodes: instance -> content.
+
+    Args:
+        calls: Calls of AWS.
+        place: Where the cluster is.
+        kind: "nodes", which their boots write, or "joined", which their agents do.
+    """
+    start = f"{place.prefix}/{kind}/"
     listed = calls.pages(
         "s3", "ListObjectsV2", "Contents", Bucket=place.bucket, Prefix=start,
         ExpectedBucketOwner=place.account,
@@ -65,6 +78,17 @@ def objects_of(calls: Calls, place: Place) -> dict[str, bytes]:
 def members(calls: Calls, place: Place) -> tuple[list[Member], list[str]]:
     """Returns the members as they are now, and sentences about wrong objects."""
     return members_of(instances_of(calls, place.id), objects_of(calls, place))
+
+
+def joined(calls: Calls, place: Place, members: Sequence[Member]) -> dict[str, Joined]:
+    """Returns instance -> what its agent says about its joining Ray."""
+    found: dict[str, Joined] = {}
+    content = objects_of(calls, place, "joined")
+    for one in members:
+        told = joined_of(content.get(one.instance, b""), one)
+        if told is not None:
+            found[one.instance] = told
+    return found
 
 
 @final

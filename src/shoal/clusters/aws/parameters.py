@@ -71,7 +71,13 @@ def subnets_of(cidr: str) -> tuple[str, str]:
 
 
 def parameters_of(
-    spec: AwsFile, choices: Choices, *, id_of: str, end_at: str, setup: str = ""
+    spec: AwsFile,
+    choices: Choices,
+    *,
+    id_of: str,
+    end_at: str,
+    setup: str = "",
+    agent: str = "",
 ) -> dict[str, str]:
     """Returns the parameters of the stack.
 
@@ -81,6 +87,7 @@ def parameters_of(
         id_of: Id of the cluster.
         end_at: End in UTC; "" for none.
         setup: Digest of the setup script; "" for none.
+        agent: Digest of the nodes' agent; "" for none.
     """
     public, private = subnets_of(spec.network.cidr)
     master, workers, network = spec.master, spec.workers, spec.network
@@ -112,7 +119,9 @@ def parameters_of(
         "FileSystem": "new" if spec.storage.shared == "efs" else spec.storage.shared,
         "FileSystemGroup": choices.files_group,
         "Mount": spec.storage.mount,
+        "Runs": spec.runs_in(choices.bucket),
         "SetupDigest": setup,
+        "AgentDigest": agent,
         "NodeRoleName": spec.roles.node or "",
         "EndRole": choices.end_role,
         "PermissionsBoundary": spec.roles.permissions_boundary or "",

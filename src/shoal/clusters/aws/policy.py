@@ -72,6 +72,8 @@ ASKED = (
     _call("efs:DescribeMountTargetSecurityGroups", "the file system lets members in",
           "elasticfilesystem:DescribeMountTargetSecurityGroups", only="fs"),
     _call("s3:HeadBucket", "the bucket is of this account", "s3:ListBucket"),
+    _call("pricing:GetProducts", "list prices of today"),
+    _call("ec2:DescribeSpotPriceHistory", "spot prices of today"),
     _call("iam:GetRole", "the role of the end exists", only="end"),
 )  # fmt: skip
 """Calls before anything is made."""
@@ -86,7 +88,7 @@ MADE = (
     _call("iam:CreateRole", "the role of the end, once",
           "iam:CreateRole", "iam:TagRole", only="end"),
     _call("iam:PutRolePolicy", "what it may do", only="end"),
-    _call("s3:PutObject", "the setup script"),
+    _call("s3:PutObject", "the agent, the setup script, and what nodes follow"),
     _call("cloudformation:CreateStack", "the cluster"),
     _call("cloudformation:DescribeStackEvents", "resources as they change"),
     _call("autoscaling:DescribeScalingActivities", "why machines did not come"),
@@ -94,6 +96,7 @@ MADE = (
     _call("autoscaling:TerminateInstanceInAutoScalingGroup",
           "machines that did not become nodes leave"),
     _call("ec2:DescribeInstances", "addresses of the machines"),
+    _call("ec2:DescribeInstanceStatus", "whether machines are well, for `health`"),
     _call("s3:ListObjectsV2", "states of the nodes", "s3:ListBucket"),
     _call("s3:GetObject", "states of the nodes"),
 )  # fmt: skip
@@ -105,6 +108,10 @@ ENDED = (
           "tag:GetResources"),
     _call("efs:DescribeFileSystems", "the size of what stays",
           "elasticfilesystem:DescribeFileSystems"),
+    _call("efs:DeleteFileSystem", "only with --delete-storage",
+          "elasticfilesystem:DeleteFileSystem"),
+    _call("s3:DeleteObjects", "Ray's token; with --delete-storage all of the cluster",
+          "s3:DeleteObject"),
 )  # fmt: skip
 """Calls of `down`, beside those of `up`."""
 

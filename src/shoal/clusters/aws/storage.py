@@ -36,7 +36,12 @@ def bucket_name(spec: AwsFile, account: str) -> str:
     """Returns the name of a cluster's bucket."""
     if spec.storage.bucket != "auto":
         return spec.storage.bucket
-    return f"shoal-{account}-{spec.region}"
+    return auto_bucket(account, str(spec.region))
+
+
+def auto_bucket(account: str, region: str) -> str:
+    """Returns the name of the bucket that `bucket: auto` makes, one a region."""
+    return f"shoal-{account}-{region}"
 
 
 def has_bucket(spec: AwsFile, calls: Calls, account: str) -> bool:

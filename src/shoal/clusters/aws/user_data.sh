@@ -160,13 +160,42 @@ UNIT
     systemctl reload sshd 2>/dev/null || systemctl reload ssh || true
 }
 
+# The agent joins the node to Ray, as `up` does; it runs in the login user's name.
+start_agent() {
+    [ -n "$AGENT" ] || return 0
+    aws s3 cp --quiet "$FOLDER/agent-$AGENT" /opt/shoal/agent.py
+    echo "$AGENT  /opt/shoal/agent.py" | sha256sum --check --quiet || return 1
+    printf '{"id": "%s", "folder": "%s", "instance": "%s", "address": "%s", "role": "%s"}\n' \
+        "$ID" "$FOLDER" "$INSTANCE" "$ADDRESS" "$ROLE" >/opt/shoal/agent.json
+    cat >/etc/systemd/system/shoal-agent.service <<UNIT
+[Unit]
+Description=Node of a Shoal cluster
+After=network-online.target
+Wants=network-online.target
+[Service]
+User=$LOGIN
+EnvironmentFile=-/etc/environment
+Environment=AWS_DEFAULT_REGION=$REGION AWS_SHARED_CREDENTIALS_FILE=/dev/null AWS_CONFIG_FILE=/dev/null
+ExecStart=/usr/bin/env python$PYTHON /opt/shoal/agent.py /opt/shoal/agent.json
+KillMode=process
+Restart=always
+RestartSec=10
+[Install]
+WantedBy=multi-user.target
+UNIT
+    systemctl daemon-reload
+    systemctl enable --now shoal-agent.service
+}
+
 write_profile() {
     {
         echo "export AWS_REGION='$REGION' AWS_DEFAULT_REGION='$REGION'"
         echo "export SHOAL_CLUSTER_NAME='$CLUSTER'"
+        echo "export SHOAL_RUNS=\"\${SHOAL_RUNS:-$RUNS}\""
         [ "$FILES" = none ] || echo "export EFS_MOUNT='$MOUNT'"
         [ -z "$PROXY" ] || echo "export http_proxy='$PROXY' https_proxy='$PROXY' no_proxy='$no_proxy'"
         echo "[ ! -f /opt/shoal/lists.sh ] || . /opt/shoal/lists.sh"
+        echo "for shoal in ~/.shoal/nodes/*/profile.sh; do [ ! -f \"\$shoal\" ] || . \"\$shoal\"; done"
     } >/etc/profile.d/shoal.sh
 }
 
@@ -193,6 +222,7 @@ mount_files || fail "the file system $FILES cannot be mounted at $MOUNT"
 write_profile
 follow_lists || fail "the service that follows the list of nodes cannot be started"
 run_setup || fail "the setup script failed; see its log"
+start_agent || fail "the agent of the node cannot be started"
 kill "$SENDER"
 say ready || fail "the bucket $BUCKET cannot be written to"
 echo "$(date -u +%FT%TZ) ready"

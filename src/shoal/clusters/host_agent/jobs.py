@@ -76,7 +76,7 @@ def submit(request: Fields) -> Fields:
     content = io.BytesIO(sys.stdin.buffer.read(request["size"]))
     with tarfile.open(fileobj=content) as archive:
         archive.extractall(folder / "files")
-    runs = str(Path(request["shared"] or folder) / "shoal-runs")
+    runs = request["runs"] or str(folder / "shoal-runs")
     variables = {
         **ray_variables(request["mark"]), "RAY_ADDRESS": request["address"],
         "SHOAL_RUNS": runs, "PYTHONUNBUFFERED": "1", **request["variables"],

@@ -63,6 +63,7 @@ def start(request: Fields) -> Fields:
         raise
     pids = {str(pid): began(pid) for pid in processes_of(mark)}
     note(mark, record | {"pids": pids})
+    write_profile(request, port)
     return {"port": port, "is_new": True}
 
 
@@ -127,6 +128,26 @@ def ray_variables(mark: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(node_folder(mark) / "token"),
     }  # fmt: skip
+
+
+def write_profile(request: Fields, port: int) -> None:
+    """Writes a file for shells on this host: `fit` then uses all nodes.
+
+    What is set already stays: every shell that a job starts may read it again.
+    """
+    mark, programs = request["mark"], Path(sys.executable).parent
+    variables = {
+        **ray_variables(mark), **request["variables"], "SHOAL_CLUSTER": "ray",
+        "RAY_ADDRESS": f"{request['head'] or request['private']}:{port}",
+    }  # fmt: skip
+    del variables["PATH"]
+    lines = [
+        f'export {name}="${{{name}:-{value}}}"\n' for name, value in variables.items()
+    ]
+    lines.append(
+        f'[ "${{PATH#*{programs}:}}" != "$PATH" ] || PATH="{programs}:$PATH"\n'
+    )
+    (node_folder(mark) / "profile.sh").write_text("".join(lines))
 
 
 def node_folder(mark: str) -> Path:

@@ -156,8 +156,9 @@ def _run_of(root: Root, program: Program) -> str | None:
 def _words(site: Site, values: Mapping[str, str]) -> list[str]:
     """Returns the command after `shoal`; the values were checked before."""
     words = ["fit", values["script"] or "SCRIPT.py:make"]
+    usual = {"cluster": environment().cluster}
     for name in ("strategy", "workers", "epochs", "batch_size", "cluster", "name"):
-        if values[name] and values[name] != {"cluster": "local"}.get(name):
+        if values[name] and values[name] != usual.get(name):
             words += [f"--{name.replace('_', '-')}", values[name]]
     return [*words, "--root", _root(site, values["root"]).folder.url]
 

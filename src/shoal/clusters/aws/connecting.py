@@ -1,0 +1,175 @@
+"""Makes a cluster on AWS known to another machine than the one that made it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from shoal.clusters.aws.calls import Calls
+from shoal.clusters.aws.file import AwsFile
+from shoal.clusters.aws.keys import AUTO, own_key, private_key_of
+from shoal.clusters.aws.nodes import Place
+from shoal.clusters.aws.published import Published, published
+from shoal.clusters.aws.stack import Stack, StackState
+from shoal.clusters.cluster_state import ClusterState, ClusterStore
+from shoal.clusters.refreshing import refreshed
+from shoal.clusters.ssh import over
+from shoal.errors import ClusterError, ConfigError
+
+TOKEN_LIMIT_S = 30.0
+
+
+def connect(
+    store: ClusterStore,
+    name: str,
+    *,
+    region: str,
+    profile: str | None = None,
+    key: Path | None = None,
+) -> list[str]:
+    """Stores the state of a cluster that is up; returns sentences about what lacks.
+
+    Args:
+        store: Store of states.
+        name: Name of the cluster.
+        region: Its region.
+        profile: Profile of the credentials; None for the environment's.
+        key: Private key for its nodes; None for the one that is found here.
+
+    Raises:
+        ConfigError: There is no such stack, or another cluster has its name here.
+        ClusterError: It cannot be read.
+        CredentialsError: The credentials are missing, expired or too weak.
+    """
+    with closing(Calls(region, profile)) as calls:
+        stack = stack_of(calls, name)
+        place = place_in(stack, name)
+        told = published(calls, place)
+    private, said = _key(told.spec, stack.parameters, store.folder, key)
+    facts = {
+        **told.facts, "region": region, "profile": profile, "stack": told.spec.stack,
+        "stack_id": stack.id, "account": place.account, "bucket": place.bucket,
+        "end": stack.parameters.get("EndAt", ""), "key": private,
+        "login": stack.parameters.get("LoginUser", ""),
+    }  # fmt: skip
+    with store.lock(name):
+        known = store.read(name)
+        if known is not None and known.id != told.id:
+            raise ConfigError(
+                f"another cluster is called {name} here. Expected none of that name, "
+                f"or the same. End it by `shoal cluster down {name}` before."
+            )
+        token = "" if known is None else known.token
+        store.write(_state(told, facts, token))
+    state = refreshed(store, name)
+    return [*said, *_with_token(store, state)]
+
+
+def for_its_end(name: str, *, region: str, profile: str | None = None) -> ClusterState:
+    """Returns a state that is enough to end a cluster, from its stack alone.
+
+    Raises:
+        ConfigError: There is no such stack.
+    """
+    with closing(Calls(region, profile)) as calls:
+        stack = stack_of(calls, name)
+    place = place_in(stack, name)
+    facts = {
+        "region": region, "profile": profile, "stack": f"shoal-{name}",
+        "stack_id": stack.id, "account": place.account, "bucket": place.bucket,
+    }  # fmt: skip
+    return ClusterState(
+        name=name, id=place.id, created=0.0, token="", backend="", provider="aws",
+        spec={}, facts=facts,
+    )  # fmt: skip
+
+
+def stack_of(calls: Calls, name: str) -> StackState:
+    """Returns the stack of a cluster.
+
+    Raises:
+        ConfigError: There is none in the region, or it is not of that cluster.
+    """
+    found = Stack(calls, f"shoal-{name}").state()
+    if found is None or found.tags.get("shoal:cluster") != name:
+        raise ConfigError(
+            f"no cluster {name} is up in {calls.region}: there is no stack "
+            f"shoal-{name} with its tag. Expected the region where it was made. "
+            "`shoal cluster list --all-regions` shows those of the account."
+        )
+    return found
+
+
+def place_in(stack: StackState, name: str) -> Place:
+    """Returns where a cluster is, from its stack."""
+    return Place(
+        id=stack.tags.get("shoal:id", ""), name=name, account=stack.id.split(":")[4],
+        bucket=stack.parameters.get("Bucket", ""),
+    )  # fmt: skip
+
+
+def _state(told: Published, facts: Mapping[str, Any], token: str) -> ClusterState:
+    return ClusterState(
+        name=told.name, id=told.id, created=told.created, token=token,
+        backend=told.backend, environment=told.environment, port=told.port,
+        nodes=told.nodes, provider="aws", spec=told.spec.model_dump(mode="json"),
+        facts=facts,
+    )  # fmt: skip
+
+
+def _key(
+    spec: AwsFile, parameters: Mapping[str, str], folder: Path, said: Path | None
+) -> tuple[str, list[str]]:
+    """Returns the private key for the nodes, "" for the agent's; and what lacks."""
+    if said is not None:
+        if not said.is_file():
+            raise ConfigError(
+                f"--key {said} is no file. Expected a private key. Correct the path."
+            )
+        return str(said.absolute()), []
+    if spec.access.session_manager:
+        return "", []
+    if spec.access.key == AUTO:
+        private = own_key(str(folder), parameters.get("KeyName", ""))
+    else:
+        private = private_key_of(spec.access.key)
+    lacking = (
+        f"The private key {parameters.get('KeyName')!r} is not on this machine: ssh "
+        "takes those of its agent. Expected it for `ssh`, `submit` and `up`. Copy it "
+        "from the machine that made the cluster, and connect again with --key FILE."
+    )
+    return private, [] if private else [lacking]
+
+
+def _with_token(store: ClusterStore, state: ClusterState) -> list[str]:
+    """Stores Ray's token, which the head has; returns a sentence if it is not told."""
+    if state.token or not state.nodes:
+        return []
+    path = f".shoal/nodes/{state.mark_of(state.head)}/token"
+    try:
+        words = over(state.way_to(state.head).words, ["cat", path])
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False, timeout=TOKEN_LIMIT_S,
+        )  # fmt: skip
+        said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
+    except (ClusterError, OSError, subprocess.TimeoutExpired) as error:
+        return [_no_token(state, str(error))]
+    if done.returncode or not re.fullmatch(r"[0-9a-f]{64}\s*", done.stdout):
+        return [_no_token(state, said)]
+    with store.lock(state.name):
+        now = store.get(state.name)
+        store.write(now.model_copy(update={"token": done.stdout.strip()}))
+    return []
+
+
+def _no_token(state: ClusterState, why: str) -> str:
+    return (
+        f"Its head {state.head.address} cannot be reached from here: {why}. Expected "
+        "SSH from this address (`access.ssh_from`) with its key. `status`, `logs` and "
+        "`down` work without; connect again before `ssh`, `submit` or `up`."
+    )
