@@ -304,7 +304,7 @@ def _call(name: Name) -> list[str]:
     if name.found.__module__ == "shoal.spark.trainers":
         lines += [
             f"`model` is a compiled Keras model, `df` [a DataFrame]({SPARK}):", "",
-            "<!-- not run: tests/spark/test_pages.py runs it on a session -->",
+            "<!-- not run: tests/spark/test_trainers.py trains on a session -->",
             "```python", f"from shoal.spark import {name.word}", "",
             f'trainer = {name.word}(model, "adam", "sparse_categorical_crossentropy")',
             "trained = trainer.train(df)", "```", "",

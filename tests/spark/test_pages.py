@@ -11,7 +11,6 @@ import pytest
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = DOCS / "reference" / "python" / "spark"
 BLOCK = re.compile(
     r"<!-- not run: tests/spark/test_pages.py [^\n]*-->\n```python\n(.*?)```", re.S
 )
@@ -36,7 +35,3 @@ def test_blocks_of_pages_run_one_after_the_other(
     assert names["scored"].count() == len(names["x"])
     assert names["history"].run.summary().samples_committed == 3 * len(names["x"])
     assert names["trainer"].num_updates > 0
-    for page in sorted(NAMES.glob("*.md")):
-        own = dict(names)
-        for block in blocks_of(page):
-            exec(block, own)
