@@ -13,8 +13,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-import shoal
-
+PACKAGE = Path(__file__).parents[1]
 WHEEL = (
     "Wheel-Version: 1.0\nGenerator: shoal\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 )
@@ -23,15 +22,16 @@ DATE = (2020, 1, 1, 0, 0, 0)
 
 def wheel_name() -> str:
     """Returns the file's name."""
-    return f"shoal-{shoal.__version__}-py3-none-any.whl"
+    return f"shoal-{metadata.version('shoal')}-py3-none-any.whl"
 
 
 def build_wheel() -> bytes:
     """Returns the file's contents: the same for the same code."""
-    folder = Path(shoal.__file__).parent
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc")
-    files = {f"shoal/{p.relative_to(folder).as_posix()}": p.read_bytes() for p in paths}
-    about = f"shoal-{shoal.__version__}.dist-info"
+    paths = sorted(p for p in PACKAGE.rglob("*") if p.is_file() and p.suffix != ".pyc")
+    files = {
+        f"shoal/{p.relative_to(PACKAGE).as_posix()}": p.read_bytes() for p in paths
+    }
+    about = f"shoal-{metadata.version('shoal')}.dist-info"
     files |= {
         f"{about}/{name}": text.encode() for name, text in _about().items() if text
     }
