@@ -38,7 +38,7 @@ def nodes() -> Iterator[ast.AST]:
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 NO_VARIABLE = re.compile(
     r"(CAPABILITY|CREATE|DELETE|DO|LOAD|PCI|PYTHON_VERSION|ROLLBACK|TCP|UPDATE)_\w+"
-    r"|BATCH_SIZE|COMPILATION_CACHE|SPT_NOENV|SHOAL_LAUNCH_"
+    r"|BATCH_SIZE|COMPILATION_CACHE|SPT_NOENV|SHOAL_LAUNCH_|TERM_MATCH"
 )
 """Words that look like variables: states of AWS, socket options, names in code."""
 

@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
         {"model": lambda: linear(metrics=[mileage]), "monitor": "mileage"},
         ("monitor='mileage' does not say", "Pass 'mileage:max' or 'mileage:min'"),
     ),
-    "no cluster": (ConfigError, {"cluster": None}, ("cluster=None", "local")),
+    "no cluster": (ConfigError, {"cluster": 3}, ("cluster=3", "local")),
     "half a freq": (ConfigError, {"validation_freq": 1.5}, ("validation_freq=1.5",)),
     "text as split": (
         ConfigError,

@@ -141,7 +141,7 @@ def test_fit(shoal: Shoal, fitted: list[dict], script: Callable[..., Path]):
     assert (call["model"], call["x"], call["y"]) == ("model", [1, 2], [0, 1])
     assert (call["strategy"].name, call["strategy"].period) == ("aeasgd", 20)
     assert (call["workers"], call["epochs"], call["batch_size"]) == ((1, 3), 3, 8)
-    assert (call["cluster"], call["run"]) == ("local", "higgs")
+    assert (call["cluster"], call["run"]) == (None, "higgs")
     assert next(Path("myruns").glob("*-higgs-*")).name in done.stdout
 
 
