@@ -76,6 +76,7 @@ class ModelFacts:
         changed_beside: Paths of variables that it changes by itself after an
             optimizer's step.
         sums_gradients: Whether it takes the gradient of a sum over the batch.
+        hides_reduction: Whether that could not be seen of a loss of its own.
         fixed_batch: Rows that each batch must have, 0 for any number.
         is_stateful: Whether recurrent layers keep rows of a batch for the next one.
         refused_dtypes: "path: dtype" of trainable variables that Shoal cannot exchange.
@@ -109,6 +110,7 @@ class ModelFacts:
     unseen_optimizers: tuple[str, ...] = ()
     changed_beside: tuple[str, ...] = ()
     sums_gradients: bool = False
+    hides_reduction: bool = False
     refused_dtypes: tuple[str, ...] = ()
     local_bytes: int = 0
     fixed_batch: int = 0

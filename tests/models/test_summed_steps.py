@@ -100,5 +100,17 @@ def test_a_mean_is_not_refused(layer: str) -> None:
     plan(make(Own, getattr(keras.layers, layer)(kinds[layer])))
 
 
+@pytest.mark.parametrize("kind", [Own, Summed])
+def test_a_loss_that_cannot_be_seen_is_warned_of(kind: Any) -> None:
+    dropout = keras.layers.Dropout(0.5)
+    text = "whether that is a mean or a sum over the batch could not be seen"
+    model = make(kind, dropout)
+    assert [one for one in plan(model).warnings if text in one]
+    assert not [one for one in plan(model, workers=1).warnings if text in one]
+    for seen in (make(Own), make(Compiled, dropout)):
+        assert not [one for one in plan(seen).warnings if text in one]
+    assert "compute_loss" not in model.__dict__
+
+
 def test_sums_of_compile_are_weighed_as_such() -> None:
     plan(make(Compiled, loss=keras.losses.MeanSquaredError(reduction="sum")))

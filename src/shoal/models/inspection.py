@@ -267,6 +267,7 @@ def read_model(
         unseen_optimizers=trial.unseen,
         changed_beside=trial.beside,
         sums_gradients=trial.is_sum,
+        hides_reduction=trial.is_unseen,
         refused_dtypes=tuple(
             f"{v.path}: {v.dtype}" for v in trainable if str(v.dtype) not in FLOATS
         ),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, final
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from shoal.optimizers import described, has_own_step, optimizers_of, variables_o
 from shoal.vectors import all_variables
 
 Array = npt.NDArray[Any]
+
+Reduction: TypeAlias = Literal["sum", "mean", ""]
+"""What a step takes the gradient of, over the batch; "" if that was not seen."""
 
 CLOSE = 1e-3  # relative, of gradients in float32
 MOST_COMPILED = 1_000_000  # weights of a model whose step is compiled to be tried
@@ -49,6 +52,8 @@ class Trial:
             weights that an optimizer has just updated, or are such weights.
         is_sum: Whether it takes the gradient of a sum over the batch, and of nothing
             else.
+        is_unseen: Whether it could not be seen if its loss, which is not that of
+            `compile`, is a sum or a mean.
     """
 
     logs: StepLogs = field(default_factory=StepLogs)
@@ -57,6 +62,7 @@ class Trial:
     unseen: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     is_sum: bool = False
+    is_unseen: bool = False
 
 
 def try_step(model: Any, sample: Any, *, exchanges_gradients: bool = False) -> Trial:
@@ -73,7 +79,8 @@ def try_step(model: Any, sample: Any, *, exchanges_gradients: bool = False) -> T
     keras = import_module("keras")
     look = _traced if keras.backend.backend() == "jax" else _taken
     try:
-        with undisturbed():  # what is tried is undone, whatever comes
+        # What is tried is undone, whatever comes.
+        with undisturbed(), _losses_of_compile(model) as losses:
             logs, idle, calls, beside = look(model, sample)
         known = set(model.get_metrics_result()) - idle
     except Exception:  # a worker would raise it as well, with its place
@@ -82,13 +89,15 @@ def try_step(model: Any, sample: Any, *, exchanges_gradients: bool = False) -> T
     times = Counter(id(call.optimizer) for call in calls)
     ours = {id(optimizer) for optimizer in held}
     unseen = [c.optimizer for c in calls if id(c.optimizer) not in ours]
+    reduction = _reduction(model, sample) if exchanges_gradients else "mean"
     return Trial(
         logs=step_logs(logs, known),
         applies=tuple(described(call.optimizer) for call in calls),
         applied=tuple(times[id(optimizer)] for optimizer in held),
         unseen=tuple(dict.fromkeys(described(optimizer) for optimizer in unseen)),
         beside=tuple(beside),
-        is_sum=exchanges_gradients and _sums(model, sample),
+        is_sum=reduction == "sum",
+        is_unseen=not reduction and not losses,
     )
 
 
@@ -163,14 +172,34 @@ def _taken(model: Any, sample: Any) -> Found:
     return logs, idle, calls, beside
 
 
-def _sums(model: Any, sample: Any) -> bool:
-    """Whether a step takes the gradient of a sum; the model is not changed."""
+@contextmanager
+def _losses_of_compile(model: Any) -> Generator[list[bool]]:
+    """Notes each call of `compute_loss`, whose reduction is known."""
+    found: list[bool] = []
+    own, kept = model.compute_loss, model.__dict__.get("compute_loss")
+
+    def compute_loss(*given: Any, **named: Any) -> Any:
+        found.append(True)
+        return own(*given, **named)
+
+    # Not by `setattr`, which a model looks at.
+    model.__dict__["compute_loss"] = compute_loss
+    try:
+        yield found
+    finally:
+        del model.__dict__["compute_loss"]
+        if kept is not None:
+            model.__dict__["compute_loss"] = kept
+
+
+def _reduction(model: Any, sample: Any) -> Reduction:
+    """Finds what a step takes the gradient of; the model is not changed."""
     with undisturbed(), _put_back(model):
-        return _is_sum(model, sample)
+        return _reduction_of(model, sample)
 
 
-def _is_sum(model: Any, sample: Any) -> bool:
-    """Whether gradients double when each row comes twice.
+def _reduction_of(model: Any, sample: Any) -> Reduction:
+    """Looks whether gradients double when each row comes twice.
 
     Gradients of a mean stay the same. If random numbers are drawn for rows, or other
     losses are added, neither holds.
@@ -178,7 +207,7 @@ def _is_sum(model: Any, sample: Any) -> bool:
     keras = import_module("keras")
     is_jax = keras.backend.backend() == "jax"
     if is_jax and model.count_params() > MOST_COMPILED:
-        return False
+        return ""
     gradients = _compiled_gradients if is_jax else _taken_gradients
 
     def twice(array: Any) -> Any:
@@ -191,11 +220,19 @@ def _is_sum(model: Any, sample: Any) -> bool:
             doubled = gradients(model, keras.tree.map_structure(twice, sample))
         pairs = list(zip(once, doubled, strict=True))
     except Exception:  # for example, it takes no other number of rows
-        return False
+        return ""
     size = max((float(np.abs(one).max()) for one in once if one.size), default=0.0)
-    return 0.0 < size < np.inf and all(
-        np.allclose(two, 2 * one, rtol=CLOSE, atol=CLOSE * size) for one, two in pairs
-    )
+    if not 0.0 < size < np.inf:
+        return ""
+
+    def are(times: float) -> bool:
+        at_most = CLOSE * size
+        return all(
+            np.allclose(two, times * one, rtol=CLOSE, atol=at_most)
+            for one, two in pairs
+        )
+
+    return "sum" if are(2) else "mean" if are(1) else ""
 
 
 def _taken_gradients(model: Any, rows: Any) -> list[Array]:

@@ -184,6 +184,15 @@ def gradient_warnings(model: ModelFacts, strategy: str) -> list[str]:
         "sample, or choose a strategy that exchanges weights, for example 'local_sgd'."
         for which in model.odd_losses
     ]
+    if model.hides_reduction:
+        found.append(
+            f"train_step of {model.name!r} has a loss of its own, and whether that is "
+            "a mean or a sum over the batch could not be seen: random numbers are "
+            "drawn for rows, several losses are added, or the model is too large to "
+            f"try. {strategy} averages gradients of parts of a batch, so with a sum "
+            "steps would be smaller than Keras'. Make sure that it is a mean, or take "
+            "it from self.compute_loss."
+        )
     return found
 
 
