@@ -130,7 +130,7 @@ QUESTIONS = {
     "what it costs": "how-to/aws/",
     "parquet S3": "how-to/feed-a-run/",
     "tensorboard": "how-to/look-at-runs/",
-    "KERAS_BACKEND": "how-to/set-up/",
+    "KERAS_BACKEND": "how-to/every-backend/",
     "dist-keras trainers": "how-to/from-dist-keras/",
     "slow link": "how-to/slow-links/",
 }

@@ -105,6 +105,5 @@ def test_a_training_from_its_form_to_its_model(
 def slow(locator: Any) -> Any:
     """Expects what takes as long as processes start."""
     api = pytest.importorskip("playwright.sync_api")
-    found = expect(locator)
-    api.expect.set_options(timeout=120_000)
-    return found
+    api.expect.set_options(timeout=120_000)  # it is read when an expectation is made
+    return api.expect(locator)
