@@ -30,7 +30,7 @@ class Away:
         self.arguments: Sequence[str] = ()
         self.beside: list[str] = []
         self.state = "done"
-        self.refuses = False
+        self.refuses = self.is_closed = False
 
     @property
     def name(self) -> str:
@@ -71,7 +71,8 @@ class Away:
 
     def settle(self, job: Job) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.mark.parametrize(
@@ -153,6 +154,13 @@ def test_a_head_that_refuses_leaves_no_run(away: Away, s3: Bucket) -> None:
     with pytest.raises(ClusterError, match="the head refuses"):
         send(call(linear()))
     assert s3.client.list_objects_v2(Bucket=s3.name).get("KeyCount") == 0
+
+
+@pytest.mark.parametrize("run", [False, "s3://no-such-bucket-of-mine/runs"])
+def test_a_call_that_cannot_be_sent_disconnects(away: Away, run: Any) -> None:
+    with pytest.raises(ConfigError):
+        send(call(linear(), run))
+    assert away.is_closed
 
 
 def test_a_run_that_is_not_there_is_named(away: Away) -> None:

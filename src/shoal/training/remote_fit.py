@@ -196,6 +196,15 @@ def send(call: FitCall) -> Sent:
             "a number, or leave workers out for one a GPU or a node."
         )
     jobs = jobs_of(call.cluster)
+    try:
+        return Sent(jobs=jobs, id=_submitted(call, jobs))
+    except BaseException:
+        jobs.close()
+        raise
+
+
+def _submitted(call: FitCall, jobs: RemoteJobs) -> str:
+    """Makes the run of a call, and submits its job; returns the job's id."""
     place = place_of(call.run, jobs)
     ready = read(replace(call, cluster="local"))
     with scratch_folder("send") as root:
@@ -215,14 +224,12 @@ def send(call: FitCall) -> Sent:
                 files = (f for f in beside[0].rglob("*") if f.is_file())
                 size = sum(file.stat().st_size for file in files)
                 _say(f"sending {size / 1e6:,.1f} MB to {jobs.head} ...")
-            job = jobs.submit(script, arguments, beside, _Upload().tell)
+            return jobs.submit(script, arguments, beside, _Upload().tell)
         except BaseException:
-            jobs.close()
             if place.url:
                 with suppress(Exception):  # the storage may be what failed
                     record.folder.remove()
             raise
-    return Sent(jobs=jobs, id=job)
 
 
 @final
