@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ui.test_browser import CHROMIUM, OPTIONS
+from tests.ui.test_browser import browser  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -42,16 +40,8 @@ Box = list[float]
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Any]:
-    if CHROMIUM is None:
-        if os.environ.get("SHOAL_REQUIRE_BROWSER"):
-            pytest.fail("there is no chromium, and this machine should have one")
-        pytest.skip("needs chromium")
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        yield browser.new_page()
-        browser.close()
+def page(browser: Any) -> Any:  # noqa: F811
+    return browser.new_page()
 
 
 @pytest.fixture(autouse=True)
