@@ -374,13 +374,16 @@ def test_an_agent_that_sends_invalid_messages_is_dropped(
 
 
 def test_a_ticket_admits_one_agent(bench: Bench, toy: Any) -> None:
-    bench.start("print('there', flush=True); import time; time.sleep(600)")
+    first = bench.start("print('there', flush=True); import time; time.sleep(600)")
     bench.until(lambda: bench.lines)
     second = toy.Task(toy.tasks[0].ticket)
     bench.until(lambda: len(bench.carrier._remotes) == 2)
     bench.start("pass")
     assert len(toy.tasks) == 2  # it is kept waiting, and another task was started
     assert second.process.poll() is None
+    toy.tasks[0].process.kill()
+    bench.end_of(first)
+    assert second.process.wait(30) == 0  # its engine has the room at once
     second.end()
 
 

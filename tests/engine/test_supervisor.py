@@ -244,6 +244,21 @@ def test_workers_of_a_session_may_take_as_long_as_the_model_needs(
     assert stand.reasons() == []
 
 
+def test_a_worker_that_was_silent_as_its_node_is_lost_has_that_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server notices the silence first; nobody can end the process there."""
+    stand = Stand()
+    stand.works("w1", 0)
+    monkeypatch.setattr(stand, "stop", lambda token: None)
+    stand.supervisor.left(0, "hung: silent for more than 3.1 s", is_hung=True)
+    stand.watch(3.0)
+    reason = "node b is gone: it has said nothing for 6 s"
+    stand.ended["w1"] = Exit(name="w1", code=-9, reason=reason, is_lost=True)
+    stand.watch(0.1)
+    assert stand.reasons() == [reason]
+
+
 def test_a_start_reported_after_a_pause_counts_without_the_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

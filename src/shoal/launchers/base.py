@@ -68,12 +68,14 @@ class Exit:
         code: Its exit status, negative for a signal.
         reason: Reason in words, such as "killed by SIGKILL".
         output: The last lines of its output.
+        is_lost: Its node or its agent was lost, so that nobody saw how it ended.
     """
 
     name: str
     code: int
     reason: str
     output: str = ""
+    is_lost: bool = False
 
 
 @final

@@ -50,11 +50,13 @@ class _Remote:
         name: Name of the agent.
         key: Key that it proves.
         task: Task of the engine, None for an agent that came a second time.
+        copy_of: Name of the agent whose ticket it had, if that came before.
     """
 
     name: str
     key: bytes
     task: Any = None
+    copy_of: str = ""
     link: Link | None = None
     lost: str = ""
     is_asked: bool = False
@@ -266,10 +268,14 @@ class PullCarrier(Carrier):
     def release(self, agent: Any) -> None:
         """Lets an agent go, or forgets that it was asked for."""
         with self._changed:
-            remote = self._remotes.pop(agent, None)
+            remotes = [one for one in self._remotes.values() if one.name == agent]
+            if not self._reuses_tasks:  # nor is there anything left for its copies
+                remotes += [o for o in self._remotes.values() if o.copy_of == agent]
+            for remote in remotes:
+                del self._remotes[remote.name]
+                remote.lost = remote.lost or "was let go"
             self._changed.notify_all()
-        if remote is not None:
-            remote.lost = remote.lost or "was let go"
+        for remote in remotes:
             remote.close()
             if remote.link is None:
                 _close_pair(remote)
@@ -347,7 +353,7 @@ class PullCarrier(Carrier):
             if remote is None or self._is_closed:
                 return None
             if remote.link is not None or remote.lost:
-                remote = _Remote(name=secrets.token_hex(4), key=b"")
+                remote = _Remote(name=secrets.token_hex(4), key=b"", copy_of=name)
                 self._remotes[remote.name] = remote
                 if self._reuses_tasks:
                     self._spares.append(remote)

@@ -33,7 +33,7 @@ from shoal.wire.tls import is_loopback
 LOOK_S = 0.05  # between checks for new results
 SILENT_S = BEAT_S + 5.0  # a node that is silent for longer is lost
 TOGETHER_S = 3.0  # within this time agents are served by one transfer
-PAUSE_S = 1.0  # after a pause of this process no node is blamed
+PAUSE_S = 1.0  # a longer time between two turns is a pause of this process
 SPARED_S = 5.0  # room is kept for the replacement of its process
 END_S = 2.0  # for agents to end their processes, beyond the grace
 MOST_EARLY = 200  # lines of a process before its log is known
@@ -308,8 +308,10 @@ class RemoteLauncher(Launcher):
         if pause_s >= LOOK_S:
             self._looked = now
             if pause_s > PAUSE_S:
+                # A pause counts as one beat: who stood still has heard nothing. It
+                # does count: callbacks may make each turn longer than this.
                 for slot in self._slots:
-                    slot.asked = max(slot.asked, now - BEAT_S)
+                    slot.asked = min(now, slot.asked + pause_s - BEAT_S)
             self._hear()
             self._look(time.monotonic())
         found, self._ended = self._ended, {}
@@ -443,7 +445,7 @@ class RemoteLauncher(Launcher):
             self._avoided.add(here.node_id)
         for server in slot.servers:
             name = self._processes[server].role.name
-            self._over(server, Exit(name=name, code=GONE, reason=reason))
+            self._over(server, Exit(name=name, code=GONE, reason=reason, is_lost=True))
         process = self._processes.get(token)
         if process is None:
             return
@@ -451,7 +453,8 @@ class RemoteLauncher(Launcher):
             process.slots.remove(slot)
         if process.slots:
             return
-        self._over(token, Exit(name=process.role.name, code=GONE, reason=reason))
+        name = process.role.name
+        self._over(token, Exit(name=name, code=GONE, reason=reason, is_lost=True))
 
     def _drop(self, slot: AgentSlot, why: str = "its agent was let go") -> None:
         if slot in self._slots:

@@ -294,8 +294,9 @@ class WorkerSupervisor:
         now = self._clock()
         self._tell(WorkerEnded(token=process.token))
         # A process that was ended here has the reason for it, not that of its signal.
+        # One whose node is lost was only silent because of that.
         was_ended = bool(process.ends_at) and process.ends_at <= now
-        reason = process.reason if was_ended else gone.reason
+        reason = process.reason if was_ended and not gone.is_lost else gone.reason
         is_settled = (
             process.works_since and now - process.works_since > restart_policy.SETTLED_S
         )

@@ -1,0 +1,105 @@
+"""When a node counts as lost, for a driver that looks seldom."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, final
+
+import pytest
+
+from shoal.launchers import remote
+from shoal.launchers.base import Exit, Role
+from shoal.launchers.carrier import CallResult, Carrier, RequestedAgent
+from shoal.launchers.node_agent import AgentReport, Arrival, Memory
+from shoal.launchers.shared import SharedBlob
+from shoal.launchers.versions import versions
+from tests.support.environments import SettableClock
+
+ARRIVAL = Arrival(
+    node="10.0.0.3", node_id="other", versions=versions("", ""),
+    memory=Memory(pid=1, descriptor=3, mark=(0, 0)),
+)  # fmt: skip
+
+
+@final
+class OneAgent(Carrier):
+    """A carrier whose only agent arrives, and answers while `is_there`."""
+
+    def __init__(self) -> None:
+        self.is_there, self._count = True, 0
+
+    @property
+    def node_id(self) -> str:
+        return "here"
+
+    @property
+    def room(self) -> str:
+        return "a task"
+
+    def request_agents(
+        self, avoided: Collection[str], *, is_patient: bool
+    ) -> Sequence[RequestedAgent]:
+        return [RequestedAgent(agent="a", arrival=("arrive", 0), limit_s=60.0)]
+
+    def call(self, agent: Any, method: str, *arguments: Any) -> Any:
+        self._count += 1
+        return method, self._count
+
+    def ready(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, CallResult]:
+        values = {"arrive": ARRIVAL, "report": AgentReport()}
+        if not self.is_there:
+            return {}
+        return {call: CallResult(value=values.get(call[0])) for call in calls}
+
+    def put(self, piece: Any) -> Any:
+        return piece
+
+    def release(self, agent: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SettableClock:
+    found = SettableClock(1000.0)
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=found))
+    return found
+
+
+@pytest.fixture
+def driver(clock: SettableClock) -> Iterator[Any]:
+    """A launcher that has an agent, and whose turns a test times."""
+    blob, carrier = SharedBlob(), OneAgent()
+    launcher = remote.RemoteLauncher(carrier, blob, "", {})
+    launcher.start(Role(target="builtins:exec", name="worker-0"))
+
+    def look(times: int, *, every_s: float) -> list[Exit]:
+        found: list[Exit] = []
+        for _ in range(times):
+            clock.now += every_s
+            found += launcher.poll().values()
+        return found
+
+    look(2, every_s=0.1)
+    yield SimpleNamespace(carrier=carrier, look=look)
+    launcher.close()
+    blob.close()
+
+
+def test_a_driver_whose_callbacks_are_slow_notices_a_node_that_is_gone(
+    driver: Any,
+) -> None:
+    """Each turn takes longer than a pause of this process."""
+    assert driver.look(9, every_s=2.0) == []
+    driver.carrier.is_there = False
+    [end] = driver.look(9, every_s=2.0)
+    assert end.is_lost
+    assert end.reason.startswith("node 10.0.0.3 is gone: it has said nothing for")
+
+
+def test_a_pause_of_the_driver_loses_no_node(driver: Any) -> None:
+    driver.carrier.is_there = False
+    assert driver.look(1, every_s=3600.0) == []
+    assert driver.look(9, every_s=0.1) == []
+    driver.carrier.is_there = True
+    assert driver.look(99, every_s=0.1) == []
