@@ -1,8 +1,10 @@
 """The page's numbers: how long until rows, curves, events and hits are seen.
 
 Run: `python -m benchmarks.ui`, or `make bench-ui`; `--quick` with smaller runs. Makes
-1,000 runs, one of 100,000 exchanges by 64 workers, and a log of 1 GB in a temporary
-folder; starts `shoal ui` on them, and looks at it in Debian's chromium. Prints a table.
+1,000 runs, one of 100,000 exchanges by 64 workers, one of a million, and a log of 1 GB
+in a temporary folder; starts `shoal ui` on them, and looks at it in Debian's chromium.
+Then trains with and without somebody who watches. Prints a table, and the load of the
+machine before it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from typing import Any
 import psutil
 from playwright.sync_api import Page, expect, sync_playwright
 
+from shoal.runs.catalogue import run_ids
+from shoal.runs.events import exchange_records, read_events
+from shoal.runs.folder import Folder
 from shoal.runs.store import StoredRun, create
 
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -50,9 +55,9 @@ def make_runs(root: Path, count: int) -> None:
         shutil.copytree(root / run.id, root / f"2026-01-01-higgs-{at:05d}")
 
 
-def make_long(root: Path, exchanges: int, workers: int = 64) -> StoredRun:
+def make_long(root: Path, name: str, exchanges: int, workers: int = 64) -> StoredRun:
     """Makes a run of many exchanges, at 20 of them a second."""
-    run = create(str(root), "long", today=date(2026, 1, 2))
+    run = create(str(root), name, today=date(2026, 1, 2))
     rows = 64 * exchanges
     run.event("run_started", strategy="downpour", workers=workers, rows=rows, epochs=1)
     for rank in range(workers):
@@ -103,7 +108,7 @@ def seconds(what: Callable[[], Any]) -> float:
 def open_list(page: Page, base: str, count: int) -> None:
     page.goto(f"{base}/", timeout=LIMIT_MS)
     rows = page.locator("#runs tbody tr")
-    expect(rows).to_have_count(min(1000, count + 1), timeout=LIMIT_MS)
+    expect(rows).to_have_count(min(1000, count), timeout=LIMIT_MS)
 
 
 def open_run(page: Page, base: str, run: str) -> None:
@@ -161,6 +166,89 @@ def share(process: psutil.Process, span_s: float, each: Callable[[], Any]) -> fl
     return 100 * (sum(process.cpu_times()[:2]) - before) / span_s
 
 
+TRAINING = """
+import sys, keras, numpy as np, shoal
+x = np.random.default_rng(0).standard_normal((8192, 64)).astype("f4")
+layers = [keras.layers.Dense(512, "relu"), keras.layers.Dense(1, "sigmoid")]
+model = keras.Sequential([keras.Input((64,)), *layers])
+model.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
+shoal.fit(model, x, (x[:, :1] > 0).astype("f4"), epochs=int(sys.argv[2]), workers=2,
+          batch_size=16, strategy="downpour:period=4", run=sys.argv[1], verbose=0)
+"""
+
+
+def train(root: Path, epochs: int, watching: Callable[[str], Any]) -> float:
+    """Trains; returns samples a second between the first exchange and the last."""
+    command = [sys.executable, "-c", TRAINING, str(root), str(epochs)]
+    before = set(run_ids(root))
+    with subprocess.Popen(command, env=os.environ) as process:
+        while not (new := set(run_ids(root)) - before):
+            if process.poll() is not None:
+                raise RuntimeError(f"the training ended with {process.returncode}")
+            time.sleep(0.05)
+        [name] = new
+        watching(name)
+        process.wait()
+    folder = Folder.at(root).child(name)
+    records = list(exchange_records(read_events(folder)))
+    steady = records[len(records) // 10 :]
+    span = steady[-1]["t"] - steady[0]["t"]
+    return sum(record["samples"] for record in steady[1:]) / span
+
+
+def read_as_a_page(base: str, cookie: str, run: str) -> subprocess.Popen[bytes]:
+    """Starts a program that asks for what a page asks for, and draws nothing."""
+    own = f"{base}/runs/watched/{run}"
+    code = f"""
+import urllib.request
+def ask(path):
+    return urllib.request.urlopen(urllib.request.Request(
+        {own!r} + path, headers={{"Cookie": {cookie!r}}}))
+for line in ask("/events"):
+    if line.startswith(b"event: change"):
+        ask("/series.json").read()
+        ask("?part=live").read()
+"""
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+
+
+def cost(place: Path, browsers: Any, chromium: str | None, is_quick: bool) -> str:
+    """Trains without and with a watched page, in turns; returns medians and ranges."""
+    root, epochs = place / "watched", 10 if is_quick else 60
+    home = place / "other"
+    root.mkdir()
+    home.mkdir()
+    found: dict[str, list[float]] = {"alone": [], "watched": [], "drawn": []}
+    with served(root, home) as (link, _):
+        base, _, query = link.partition("/?")
+        browser = browsers.launch(executable_path=chromium, args=OPTIONS)
+        page = browser.new_context().new_page()
+        page.goto(f"{base}/help?{query}")
+        [cookie] = page.context.cookies()
+        named = f"{cookie['name']}={cookie['value']}"
+        page.goto("about:blank")
+        programs: list[subprocess.Popen[bytes]] = []
+
+        def watch_it(run: str) -> None:
+            programs.append(read_as_a_page(base, named, run))
+
+        def draw_it(run: str) -> None:
+            page.goto(f"{base}/runs/watched/{run}")
+
+        for _ in range(1 if is_quick else 5):
+            found["alone"].append(train(root, epochs, lambda _: None))
+            found["watched"].append(train(root, epochs, watch_it))
+            programs[-1].terminate()
+            programs[-1].wait()
+            found["drawn"].append(train(root, epochs, draw_it))
+            page.goto("about:blank")
+        browser.close()
+    return " / ".join(
+        f"{st.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+        for values in found.values()
+    )
+
+
 def tell(row: tuple[str, str, str]) -> None:
     """Prints a row of the table at once."""
     print(f"| {' | '.join(row)} |", flush=True)
@@ -174,22 +262,24 @@ def main() -> None:
     count, exchanges = (100, 10_000) if is_quick else (1000, 100_000)
     size = 50_000_000 if is_quick else 1_000_000_000
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    print(f"load of the machine before: {os.getloadavg()}")
     tell(("what", "goal", "found"))
     tell(("---", "---", "---"))
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         root, home = Path(place) / "runs", Path(place) / "home"
         home.mkdir()
         make_runs(root, count)
-        long = make_long(root, exchanges)
+        long = make_long(root, "long", exchanges)
+        make_long(root, "huge", 10 * exchanges).finish("finished")
         write_log(long, size)
         with served(root, home) as (link, process):
             base = link.partition("/?")[0]
             browser = playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
             page = browser.new_context().new_page()
             page.goto(f"{base}/help?{link.partition('?')[2]}")
-            first = seconds(lambda: open_list(page, base, count))
+            first = seconds(lambda: open_list(page, base, count + 2))
             again = st.median(
-                seconds(lambda: open_list(page, base, count)) for _ in range(5)
+                seconds(lambda: open_list(page, base, count + 2)) for _ in range(5)
             )
             tell((f"list of {count:,} runs, again / first time",
                          "1 s / 3 s", f"{again:.2f} s / {first:.2f} s"))  # fmt: skip
@@ -228,16 +318,20 @@ def main() -> None:
             tell(("server, page of a run at rest / of a live one",
                          "0 % / below 1 %", f"{idle:.1f} / {busy:.1f} %"))  # fmt: skip
             # A browser has six connections to a server: each page is one of its own.
+            huge = next(p.name for p in root.iterdir() if "huge" in p.name)
             for _ in range(9):
                 other = browser.new_context().new_page()
                 other.goto(f"{base}/help?{link.partition('?')[2]}")
-                open_run(other, base, long.id)
+                open_run(other, base, huge)
             memory = process.memory_info().rss / 1e6
-            tell(("memory, 10 pages of the long run", "300 MB",
-                         f"{memory:.0f} MB"))  # fmt: skip
+            tell((f"memory, 10 pages, 9 of them of a run of {10 * exchanges:,} "
+                  "exchanges", "300 MB", f"{memory:.0f} MB"))  # fmt: skip
             browser.close()
-        live.finish("finished")
-        long.finish("finished")
+            live.finish("finished")
+            long.finish("finished")
+            speeds = cost(root.parent, playwright.chromium, chromium, is_quick)
+            tell(("training alone / watched by a program / in chromium, samples/s",
+                  "within 1 %", speeds))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Pictures of the page for the docs, from the runs of `shoal demo`.
 
 Run: `python docs/screenshots.py [FOLDER]`. Without a folder of runs it runs the demo.
+The picture of logs is of a run of its own, as workers of the demo print nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,42 @@ def demo(place: Path) -> Path:
     """Runs the demo; returns the folder of its runs."""
     subprocess.run([sys.executable, "-m", "shoal", "demo"], cwd=place, check=True)
     return place / "shoal-runs"
+
+
+TALKING = """
+import sys, traceback, keras, numpy as np, shoal
+
+class Files(keras.utils.PyDataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, at):
+        if at % 4 == 0:
+            print(f"reading shard-{at:03d}.npz", flush=True)
+        if at == 32:
+            try:
+                open("/data/labels-032.csv")
+            except OSError:
+                traceback.print_exc()
+                print("shard 32 has no labels: zeros in their place", flush=True)
+        x = np.random.default_rng(at).standard_normal((32, 16)).astype("f4")
+        return x, (x[:, :1] > 0).astype("f4")
+
+if __name__ == "__main__":
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy")
+    shoal.fit(model, Files(), epochs=2, workers=2, strategy="downpour", verbose=0,
+              run=sys.argv[1])
+"""
+
+
+def talk(place: Path) -> Path:
+    """Makes a run whose workers print; returns its folder."""
+    script, root = place / "talking.py", place / "logs"
+    script.write_text(TALKING)
+    subprocess.run([sys.executable, str(script), str(root)], cwd=place, check=True)
+    [run] = (path for path in root.iterdir() if (path / "events").is_dir())
+    return run
 
 
 def save(page: Any, name: str) -> None:
@@ -61,9 +98,10 @@ def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         root = Path(sys.argv[1]).resolve() if sys.argv[1:] else demo(Path(place))
+        talking = talk(Path(place))
         server = subprocess.Popen(
             [sys.executable, "-m", "shoal", "ui", "--no-browser", "--port", "0",
-             "--root", str(root)],
+             "--root", str(root), "--root", str(talking.parent)],
             stdout=subprocess.PIPE, text=True, cwd=place,
             env={**os.environ, "HOME": place, "SHOAL_CACHE": place},
         )  # fmt: skip
@@ -76,7 +114,8 @@ def main() -> None:
                     context = browser.new_context(viewport=shape, color_scheme=theme)
                     page = context.new_page()
                     page.goto(link)
-                    for name, path in pages_of(root).items():
+                    logs = f"/runs/logs/{talking.name}/logs?q=shard"
+                    for name, path in {**pages_of(root), "logs": logs}.items():
                         page.goto(f"{base}{path}")
                         if name in ("run", "compare"):
                             page.locator(".plot canvas").first.wait_for()

@@ -45,6 +45,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "epoch_ended": {"epoch": 0, "metrics": {"loss": 0.5}, "samples": 9, "members": [1]},
     "epoch_scored": {"epoch": 0, "metrics": {"val_loss": 0.5}},
     "exchanges": pack_exchanges([{"rank": 0, "epoch": 0, "samples": 9, "loss": 0.5}]),
+    "leases": {"epochs": [
+        {"epoch": 0, "rows": 9, "committed": [0, 3], "leased": {"0": [3, 6]}}]},
     "rollback": {"committed": {"0": 3}},
     "worker_started": {"rank": 0, "pid": 1, "node": "n", "t": 0.5},
     "worker_left": {"rank": 0, "reason": "r"},
@@ -152,7 +154,7 @@ def test_events_as_they_are_written_are_read(kind: str, root: str):
     line = json.dumps(event).encode() + b"\n"
     folder = a_run(root, line)
     last = list(read_events(folder))[-1]
-    assert last == event or kind == "rollback"
+    assert last == event or kind in ("rollback", "leases")  # numbers as keys
     assert all(result.exit_code == 0 for result in check_all(root))
 
 

@@ -17,6 +17,7 @@ import uvicorn
 from shoal.runs.store import StoredRun, create
 from shoal.ui.app import make_app
 from shoal.ui.guard import LOOPBACK, Access
+from shoal.ui.server import Server
 from shoal.ui.serving import Settings, listen
 from shoal.ui.site import Site, roots_of
 from shoal.ui.starting import Starter
@@ -121,7 +122,7 @@ class Serving:
     def __init__(self, state: Path) -> None:
         self.starter = Starter(state / "state", state, (sys.executable, "-c", NOTE))
         self.noted = state / "started.txt"
-        self._running: list[tuple[uvicorn.Server, threading.Thread]] = []
+        self._running: list[tuple[Server, threading.Thread, Site]] = []
 
     def start(
         self,
@@ -135,7 +136,7 @@ class Serving:
         settings = Settings(roots=(str(root),), cache=None, state=Path("."), port=port)
         listener = listen(settings)
         port = listener.getsockname()[1]
-        servers: list[uvicorn.Server] = []
+        servers: list[Server] = []
         site = Site(
             roots=roots_of(settings.roots),
             access=Access(token=TOKEN, port=port, hosts=LOOPBACK, base=base),
@@ -146,20 +147,21 @@ class Serving:
         )
         config = uvicorn.Config(
             make_app(site), lifespan="off", log_level="error", ws="none",
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=1, date_header=False,
         )  # fmt: skip
-        server = uvicorn.Server(config)
+        server = Server(config, site.watcher.end_waits)
         servers.append(server)
         # It would take the signals of the test otherwise.
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
-        self._running.append((server, thread))
+        self._running.append((server, thread, site))
         return Served(site=site, port=port)
 
     def close(self) -> None:
-        for server, thread in self._running:
-            server.should_exit = True
+        for server, thread, site in self._running:
+            server.end()
             thread.join()
+            site.watcher.close()
 
 
 @pytest.fixture
@@ -184,6 +186,9 @@ def make_run(
                 run.exchanges([{**record, "loss": loss, "t": run.seconds}])
             metrics = {"loss": 1.0 / (1 + epoch), "val_loss": 1.5 / (1 + epoch)}
             run.event("epoch_ended", epoch=epoch, samples=640, metrics=metrics)
+        held = {"0": [320, 384], "1": [384, 448]}
+        open_epoch = {"epoch": 2, "rows": 640, "committed": [0, 320], "leased": held}
+        run.event("leases", epochs=[open_epoch])
         run.event("worker_lost", rank=1, reason="killed by SIGKILL")
         run.folder.write("experiments/worker-0.log", b"hello\n\x1b[31mred\x1b[0m\n")
         if status != "running":

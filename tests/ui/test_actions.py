@@ -147,6 +147,25 @@ def test_fields_of_a_new_run_are_checked(
     assert served.ask(f"/new/check?{query}").text == '{"error": ""}'
 
 
+def test_each_parameter_of_a_strategy_has_a_field(serving: Serving, root: Path):
+    served = serving.start(root)
+
+    def error(**fields: str) -> str:
+        query = urlencode({"field": "strategy", **fields})
+        return json.loads(served.ask(f"/new/check?{query}").text)["error"]
+
+    given = {"p.aeasgd.rho": "1", "p.aeasgd.learning_rate": "0.05", "p.adag.x": "1"}
+    assert error(value="aeasgd", **given) == ""
+    assert "rho" in error(value="aeasgd", **{"p.aeasgd.rho": "1"})
+    assert "beta" in error(value="aeasgd:period=3", **{"p.aeasgd.beta": "9"})
+    form = {**FORM, "strategy": "aeasgd:beta=0.5,period=3", "p.aeasgd.beta": "0.25"}
+    text = served.post("/new/plan", {**form, "script": "none.py"}).text
+    [strategy] = re.findall('name="strategy" value="([^"]*)"', text)
+    assert strategy == "aeasgd"
+    for name, value in (("beta", "0.25"), ("period", "3"), ("rho", "")):
+        assert f'name="p.aeasgd.{name}" value="{value}"' in text
+
+
 @pytest.mark.process
 def test_a_new_run_is_started_after_its_plan_and_once(serving: Serving, root: Path):
     (root.parent / "train.py").touch()

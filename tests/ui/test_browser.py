@@ -29,7 +29,7 @@ OPTIONS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-WIDTHS = (360, 400, 768, 1280, 1440)
+WIDTHS = (360, 400, 768, 1280, 2560)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +114,21 @@ def test_a_keystroke_filters(page: Any, root: Path, served: Served):
     assert page.url.endswith("q=eel")
 
 
+def test_the_list_tells_of_new_runs_and_drops_those_that_are_gone(
+    page: Any, root: Path, served: Served
+):
+    gone = make_run(root, "gone")
+    make_run(root, "kept")
+    page.goto(f"{served.url}/")
+    expect(page.locator("#news")).to_have_attribute("data-begun", "yes")
+    make_run(root, "new")
+    expect(page.locator("#news")).to_have_text("1 new run: show it")
+    shutil.rmtree(root / gone.id)
+    expect(page.locator("#runs tbody tr")).to_have_count(1)
+    page.get_by_role("link", name="1 new run").click()
+    expect(page.locator("#runs tbody tr")).to_have_count(2)
+
+
 def test_rows_of_running_runs_change_in_place(page: Any, root: Path, served: Served):
     with begin(root) as run:
         page.goto(f"{served.url}/")
@@ -128,7 +143,29 @@ def test_rows_of_running_runs_change_in_place(page: Any, root: Path, served: Ser
         expect(page.get_by_label(re.compile("^Choose"))).to_be_checked()
 
 
-def begin(root: Path, name: str = "live") -> StoredRun:
+def test_a_bucket_of_runs(page: Any, serving: Serving):
+    root = "memory://test-browser-bucket"
+    run = make_run(root, "cod")
+    with begin(root) as live:
+        served = serving.start(root, has_charts=True)
+        [key] = served.site.roots
+        context = page.context.browser.new_context()
+        other = context.new_page()
+        other.goto(f"{served.url}/?token={TOKEN}")
+        sizes = other.locator("#runs tbody td:last-child")
+        expect(sizes.last).to_contain_text("kB")
+        other.get_by_role("link", name=run.id).click()
+        expect(plots(other)).to_have_count(2)
+        other.get_by_role("link", name="Logs").click()
+        expect(other.locator("#lines")).to_contain_text("hello")
+        other.goto(f"{served.url}/runs/{key}/{live.id}")
+        expect(other.locator(".state")).to_contain_text("running")
+        live.finish("failed")
+        expect(other.locator(".state")).to_contain_text("failed")
+        context.close()
+
+
+def begin(root: Path | str, name: str = "live") -> StoredRun:
     run = create(str(root), name)
     run.event("run_started", strategy="adag", workers=2, rows=640, epochs=2)
     run.event("worker_started", rank=0, pid=1, node="localhost")

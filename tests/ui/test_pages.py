@@ -17,6 +17,7 @@ from shoal.runs.events import encode, exchange_records, read_events
 from shoal.runs.store import create
 from shoal.ui.app import CHANGE
 from shoal.ui.curves import AXES
+from shoal.ui.pages.run import EVENTS_FILE
 from tests.ui.conftest import Served, Serving, make_run
 
 SCRIPT = "<script>alert(1)</script>"
@@ -36,7 +37,7 @@ def test_the_list_filters_and_orders(serving: Serving, root: Path):
 
     def names(query: str) -> list[str]:
         return re.findall(
-            r'<tr data-run="runs/\d+-\d+-\d+-(\w+)', served.ask(f"/?{query}").text
+            r' data-run="runs/\d+-\d+-\d+-(\w+)', served.ask(f"/?{query}").text
         )
 
     assert names("order=name") == ["ray", "cod", "eel"]  # running ones are on top
@@ -48,6 +49,21 @@ def test_the_list_filters_and_orders(serving: Serving, root: Path):
     text = served.ask("/").text
     assert "val_loss 0.75" in text
     assert "100 %" in text
+
+
+def test_sizes_on_a_storage_come_after_the_list(serving: Serving):
+    root = "memory://test-pages-sizes"
+    ended = make_run(root, "cod")
+    running = make_run(root, "eel", status="running", day=2)
+    served = serving.start(root)
+    [key] = served.site.roots
+    asked = "&".join(f"run={key}/{run.id}" for run in (ended, running))
+    sized = re.compile(r'<td role="cell" class="end">[\d.]+ k?B</td>')
+    assert not sized.search(served.ask("/").text)
+    assert served.ask("/").text.count("data-unsized") == 1
+    assert len(sized.findall(served.ask(f"/?part=rows&{asked}").text)) == 1
+    assert len(sized.findall(served.ask("/").text)) == 1  # and is kept
+    assert "data-unsized" not in served.ask("/").text
 
 
 def test_no_run_and_no_root(serving: Serving, root: Path):
@@ -98,11 +114,23 @@ def test_the_page_of_a_run_shows_its_events(serving: Serving, root: Path):
     assert run.id in asked.text
 
 
+def test_leases_of_a_run_are_shown(serving: Serving, root: Path):
+    run = make_run(root, "fish", status="running")
+    page = f"/runs/runs/{run.id}"
+    served = serving.start(root)
+    text = served.ask(page).text
+    assert "320 of 640 samples committed, 64 leased, 256 free" in text
+    assert '<rect class="done" x="0.0%" width="50.0%"' in text
+    assert '<rect class="w0" x="50.0%" width="10.0%"' in text
+    assert '<rect class="back" x="60.0%" width="10.0%"' in text  # worker 1 is lost
+    assert "<td>320 to 384</td>" in text
+
+
 def test_charts_of_a_run_as_json(serving: Serving, root: Path):
     run = make_run(root, "fish")
     served = serving.start(root, has_charts=True)
     text = served.ask(f"/runs/runs/{run.id}").text
-    assert "<svg" not in text.partition('id="workers"')[0]
+    assert "<svg" not in text.partition('id="leases"')[0]
     assert "/static/uplot.js" in text
     assert "<svg" in served.ask(f"/runs/runs/{run.id}?draw=svg").text
     for x in AXES:
@@ -170,6 +198,9 @@ def test_files_are_downloads(serving: Serving, root: Path):
     assert answer.headers["content-disposition"] == (
         'attachment; filename="worker-0.log"'
     )
+    answer = served.ask(f"/runs/runs/{run.id}/files/{EVENTS_FILE}")
+    segments = sorted((root / run.id / "events").iterdir())
+    assert answer.text == "".join(path.read_text() for path in segments)
 
 
 def test_logs_are_paged_and_searched(serving: Serving, root: Path):

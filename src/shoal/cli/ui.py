@@ -13,7 +13,7 @@ from shoal.errors import ConfigError
 from shoal.plan.variables import environment
 from shoal.runs.catalogue import check_root
 
-NEEDED = ("starlette", "uvicorn", "jinja2", "python_multipart")
+NEEDED = ("starlette", "uvicorn", "jinja2", "python_multipart", "watchdog")
 STATE = "~/.local/state/shoal"
 
 
@@ -61,8 +61,8 @@ def show_page(  # noqa: PLR0913
     if any(find_spec(name) is None for name in NEEDED):
         raise ConfigError(
             "the page needs packages that are not installed. Expected starlette, "
-            "uvicorn, jinja2 and python-multipart. Install them with: pip install "
-            "'shoal[ui]'."
+            "uvicorn, jinja2, python-multipart and watchdog. Install them with: pip "
+            "install 'shoal[ui]'."
         )
     for place in root or ():
         check_root(place)

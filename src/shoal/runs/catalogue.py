@@ -120,8 +120,27 @@ def read_outlines(
         cache: Folder where outlines are remembered, None for none.
     """
     folder = Folder.at(root)
+    return outlines_in(folder, open_outlines(folder, cache))
+
+
+def open_outlines(folder: Folder, cache: str | os.PathLike[str] | None) -> OutlineCache:
+    """Opens the outlines of a root that were remembered.
+
+    Args:
+        folder: Folder that holds the runs.
+        cache: Folder where outlines are remembered, None for none.
+    """
     place = None if cache is None else Path(cache).expanduser() / "outlines"
-    outlines = OutlineCache(place, folder.url)
+    return OutlineCache(place, folder.url)
+
+
+def outlines_in(folder: Folder, outlines: OutlineCache) -> Iterator[RunSummary]:
+    """Reads the outlines of `list_runs`, with those that are remembered already.
+
+    Args:
+        folder: Folder that holds the runs.
+        outlines: The outlines that are remembered.
+    """
     names = [name for name in folder.names() if not name.startswith(".")]
 
     def outline(name: str) -> RunSummary | None:
@@ -138,7 +157,7 @@ def read_outlines(
     elif names:
         with ThreadPoolExecutor(MOST_READS, "shoal-outlines") as readers:
             yield from (found for found in readers.map(outline, names) if found)
-    outlines.save()
+    outlines.save(names)
 
 
 def read_summary(folder: Folder) -> RunSummary:

@@ -26,6 +26,8 @@ Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
 Number: TypeAlias = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
+Bounds: TypeAlias = Annotated[list[Count], Field(max_length=1024)]
+
 _open = with_config(ConfigDict(extra="allow"))
 
 DEEPEST = 32
@@ -134,6 +136,19 @@ class _Exchanges(_Open, total=False):
 
 
 @_open
+class _OpenEpoch(TypedDict):
+    epoch: Count
+    rows: Count
+    committed: Bounds
+    leased: dict[Count, Bounds]
+
+
+@_open
+class _Leases(_Open, total=False):
+    epochs: Annotated[list[_OpenEpoch], Field(max_length=64)]
+
+
+@_open
 class _Rollback(_Open, total=False):
     committed: dict[Whole, Count]
 
@@ -185,6 +200,7 @@ KINDS: dict[str, type] = {
     "epoch_scored": _EpochEnded,
     "member_epoch_ended": _EpochEnded,
     "exchanges": _Exchanges,
+    "leases": _Leases,
     "checkpoint_written": _Checkpoint,
     "checkpoint_failed": _Checkpoint,
     "stop_asked": _StopAsked,

@@ -110,13 +110,16 @@ class Folder:
 
     def exists(self, name: str = "") -> bool:
         """Returns whether a file or folder exists."""
-        return bool(self.fs.exists(self.where(name).rstrip("/")))
+        path = self.where(name).rstrip("/")
+        return os.path.exists(path or "/") if self.is_local else self.fs.exists(path)
 
     def names(self, name: str = "") -> list[str]:
         """Lists the direct entries of a folder, sorted; empty if it does not exist."""
         path = self.where(name).rstrip("/")
-        self.fs.invalidate_cache(path)
         try:
+            if self.is_local:  # a list of 1,000 runs has thousands of folders
+                return sorted(os.listdir(path or "/"))
+            self.fs.invalidate_cache(path)
             found: list[str] = self.fs.ls(path, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []

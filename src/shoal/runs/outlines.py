@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -103,40 +103,64 @@ def read_outline(folder: Folder) -> RunSummary:
 
 @final
 class OutlineCache:
-    """Outlines of the runs of one root, kept in a file of this user.
+    """Outlines of the runs of one root, in memory and in a file of this user.
 
     A file that cannot be read is dropped; one that cannot be written costs time only.
 
     Args:
-        place: Folder of the file; None: nothing is kept.
+        place: Folder of the file; None: nothing is kept beyond this object.
         root: URL of the root.
     """
 
     def __init__(self, place: Path | None, root: str) -> None:
         digest = hashlib.sha256(root.encode(errors="replace")).hexdigest()
         self._file = place and place / f"{digest[:32]}.json"
-        self._known = self._load()
-        self._seen: dict[str, _Kept] = {}
+        self._stored = self._load()
+        """Entries of the file whose runs were not read so far."""
+        self._known: dict[str, _Kept] = {}
+        self._final: dict[str, tuple[_Kept, RunSummary]] = {}
+        self._is_changed = False
 
     def read(self, folder: Folder) -> RunSummary:
         """Returns a run's outline, from the cache if its events have not changed.
 
+        Of a run that has ended it is the same object each time.
+
         Raises:
             DataError: The run is damaged.
         """
-        numbers = segment_list(folder)
+        name, numbers = folder.name, segment_list(folder)
         key = _key(folder, numbers)
-        kept = self._parse(self._known.get(folder.name), key)
-        if kept is None:
-            kept = _read(folder, numbers).model_copy(update={"key": key})
-        self._seen[folder.name] = kept
-        return _judged(folder, kept)
+        kept = self._known.get(name)
+        if kept is None or kept.key != key:
+            kept = self._parse(self._stored.pop(name, None), key)
+            if kept is None:
+                kept = _read(folder, numbers).model_copy(update={"key": key})
+                self._is_changed = True
+            self._known[name] = kept
+        if not kept.is_final:
+            return _judged(folder, kept)
+        found = self._final.get(name)
+        if found is None or found[0] is not kept:
+            found = self._final[name] = kept, _judged(folder, kept)
+        return found[1]
 
-    def save(self) -> None:
-        """Writes the file, if something in it has changed."""
-        found = {name: _packed(kept) for name, kept in self._seen.items()}
-        if self._file is None or found == self._known:
+    def save(self, names: Iterable[str]) -> None:
+        """Writes the file, if something in it has changed.
+
+        Args:
+            names: Names of the runs that are there; others are forgotten.
+        """
+        there = set(names)
+        for known in (self._stored, self._known, self._final):
+            for name in known.keys() - there:
+                known.pop(name, None)
+                self._is_changed = True
+        if self._file is None or not self._is_changed:
             return
+        self._is_changed = False
+        kept = {name: _packed(one) for name, one in list(self._known.items())}
+        found = {**self._stored, **kept}
         with suppress(OSError):
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, partial = tempfile.mkstemp(dir=self._file.parent, prefix=".")

@@ -242,6 +242,11 @@ class Fold:
         return self._writer
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the last process that wrote the run has ended it."""
+        return self._final is not None
+
+    @property
     def epochs_reached(self) -> int:
         """Epochs up to the last one whose end is known."""
         return len(self._reached)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import fields
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, final
 
 from shoal.strategies.base import Strategy
 
@@ -42,6 +42,55 @@ def paper_of(docstring: str) -> str:
     text = " ".join(found[1].split())
     short = re.match(r".*?(arXiv:|doi:)[\w./]*\w", text)
     return short[0] if short else text.rstrip(".")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter of a strategy, as a form asks for it.
+
+    Args:
+        name: Its name.
+        kind: "whole", "number", "choice" of true and false, or "text".
+        default: Its default, as text; "" if it has none.
+        about: Its meaning, from the docstring.
+    """
+
+    name: str
+    kind: str
+    default: str
+    about: str
+
+
+_KINDS = {"int": "whole", "float": "number", "bool": "choice"}
+
+
+def parameters_of(strategy: type[Strategy]) -> list[Parameter]:
+    """Returns the parameters of a strategy's constructor, in its order.
+
+    Example:
+        >>> from shoal.strategies import AEASGD
+        >>> found = {one.name: one for one in parameters_of(AEASGD)}
+        >>> found["period"].kind, found["period"].default
+        ('whole', '10')
+    """
+    about = describe_parameters(strategy)
+    return [
+        Parameter(
+            name=field.name,
+            kind=_kind(field.type),
+            default="" if field.default is MISSING else str(field.default),
+            about=about.get(field.name, ""),
+        )
+        for field in sorted(fields(strategy), key=lambda one: one.name not in about)
+        if field.init
+    ]
+
+
+def _kind(hint: object) -> str:
+    """Returns the kind of a type or its name, of an optional one that of its value."""
+    name = hint.__name__ if isinstance(hint, type) else str(hint)
+    return _KINDS.get(name.replace("| None", "").strip(), "text")
 
 
 def describe_parameters(strategy: type[Strategy]) -> dict[str, str]:

@@ -17,13 +17,23 @@ from starlette.types import ASGIApp
 
 from shoal.errors import ShoalError
 from shoal.ui.guard import Guard
-from shoal.ui.pages import actions, compare, logs, new, run, run_list, series
+from shoal.ui.pages import (
+    actions,
+    compare,
+    list_changes,
+    logs,
+    new,
+    run,
+    run_list,
+    series,
+)
 from shoal.ui.site import HERE, STATIC, Site
 
 Page = Callable[[Site, Request], Any]
 
 READ: dict[str, Page] = {
     "/": run_list.show_runs,
+    "/events": list_changes.stream_list,
     "/compare": compare.show_comparison,
     "/compare.csv": compare.send_comparison,
     "/compare.json": compare.send_series,

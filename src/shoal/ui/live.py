@@ -19,6 +19,7 @@ from shoal.errors import ShoalError
 from shoal.runs.events import Event, exchange_columns
 from shoal.runs.folder import Folder
 from shoal.runs.following import Follow
+from shoal.runs.leases import EpochLeases, LeaseFold
 from shoal.runs.summary import SPENT, Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
 from shoal.runs.writer import look_at_writer
@@ -94,11 +95,15 @@ class RunView:
         self.epochs: list[dict[str, Any]] = []
         self.moments: deque[Moment] = deque(maxlen=MOST_MARKS)
         self.checkpoint: Event = {}
-        self._clock, self._polled = clock, float("-inf")
+        self._clock = clock
+        self._began = self._polled = float("-inf")
+        """When the last poll began, and when it had ended."""
         self._follow = Follow(folder)
         self._fold, self._workers = Fold(url=folder.url), WorkerFold()
+        self._leases = LeaseFold()
         self._total = 0
         self._writer_state = WriterState(may_live=True)
+        self._summary: tuple[int, RunSummary] | None = None
 
     @property
     def is_removed(self) -> bool:
@@ -110,21 +115,25 @@ class RunView:
         """Whether no event was read so far."""
         return self._fold.is_empty
 
-    def advance(self) -> int:
+    def advance(self, told: float = float("-inf")) -> int:
         """Reads what is new, unless that was done a moment ago.
+
+        Args:
+            told: When a change was told, by the clock: a poll that began before has
+                perhaps not seen it.
 
         Returns:
             A number that grows with each change.
         """
         with self.lock:
             now = self._clock()
-            if now - self._polled < LEAST_S:
+            if now - self._polled < LEAST_S and told <= self._began:
                 return self.version
-            self._polled = now
+            self._began = now
             was = self.is_removed, self.damage, self._writer_state.may_live
             changed = self._read()
             writer = self._fold.writer
-            if writer is not None and self._fold.summary().status == "running":
+            if writer is not None and not self._fold.has_ended:
                 self._writer_state = look_at_writer(self.folder, writer)
             self._polled = self._clock()
             may_live = self._writer_state.may_live
@@ -135,16 +144,23 @@ class RunView:
     def summary(self) -> RunSummary:
         """Returns the summary so far."""
         with self.lock:
-            found = self._fold.summary(lambda _: self._writer_state)
-            update = {"id": self.folder.name, "damage": self.damage}
-            if self.damage:
-                update["status"] = "damaged"
-            return found.model_copy(update=update)
+            if self._summary is None or self._summary[0] != self.version:
+                found = self._fold.summary(lambda _: self._writer_state)
+                update = {"id": self.folder.name, "damage": self.damage}
+                if self.damage:
+                    update["status"] = "damaged"
+                self._summary = self.version, found.model_copy(update=update)
+            return self._summary[1]
 
     def workers(self) -> list[WorkerStatus]:
         """Returns the state of each worker."""
         with self.lock:
             return self._workers.statuses(is_lost=self.summary().status == "lost")
+
+    def leases(self) -> list[EpochLeases]:
+        """Returns who trains which samples of the open epochs."""
+        with self.lock:
+            return self._leases.epochs(is_over=self.summary().status != "running")
 
     def speed(self) -> float | None:
         """Returns samples a second in the last seconds of exchanges; None without."""
@@ -174,6 +190,7 @@ class RunView:
     def _add(self, event: Event) -> None:
         self._fold.add(event)
         self._workers.add(event)
+        self._leases.add(event)
         kind = event.get("kind")
         if kind == "exchanges":
             self._add_exchanges(event)

@@ -23,6 +23,7 @@ from shoal.ui.app import make_app
 from shoal.ui.guard import LOOPBACK, Access
 from shoal.ui.packages import UPLOT, is_there
 from shoal.ui.pages.actions import TENSORBOARD
+from shoal.ui.server import Server
 from shoal.ui.site import Site, roots_of
 from shoal.ui.starting import Starter
 
@@ -114,7 +115,7 @@ def serve(settings: Settings, said: Callable[[str], None] = say) -> None:
         base=settings.base.rstrip("/"),
         is_encrypted=settings.tls_cert is not None,
     )
-    servers: list[uvicorn.Server] = []
+    servers: list[Server] = []
     site = Site(
         roots=roots_of(settings.roots),
         access=access,
@@ -130,6 +131,7 @@ def serve(settings: Settings, said: Callable[[str], None] = say) -> None:
         log_level="warning",
         access_log=False,  # its lines would hold the token
         server_header=False,
+        date_header=False,
         timeout_graceful_shutdown=END_S,
         timeout_keep_alive=15,
         ws="none",
@@ -137,7 +139,7 @@ def serve(settings: Settings, said: Callable[[str], None] = say) -> None:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    servers.append(uvicorn.Server(config))
+    servers.append(Server(config, site.watcher.end_waits))
     shown = settings.host if settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
     link = f"{access.scheme}://{shown}:{port}{access.base}/?token={access.token}"
     said(link)
@@ -151,6 +153,7 @@ def serve(settings: Settings, said: Callable[[str], None] = say) -> None:
         return
     finally:
         listener.close()
+        site.watcher.close()
         site.starter.end(TENSORBOARD)
 
 

@@ -16,13 +16,16 @@ from jinja2 import Environment, FileSystemLoader
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
-from shoal.runs.catalogue import has_run
+from shoal.runs.catalogue import has_run, open_outlines
 from shoal.runs.folder import Folder
+from shoal.runs.outlines import OutlineCache
+from shoal.runs.summary import RunSummary
 from shoal.terminal import one_line, plain, without_colours
 from shoal.ui.charts import number
 from shoal.ui.guard import Access
 from shoal.ui.live import Views
 from shoal.ui.starting import Starter
+from shoal.ui.watching import Watcher
 
 HERE = Path(__file__).parent
 _CSS, _JS = "text/css; charset=utf-8", "text/javascript; charset=utf-8"
@@ -71,7 +74,10 @@ class Site:
         has_charts: Whether uPlot is installed; charts are pictures otherwise.
         is_ending: Whether the server ends, so that streams should.
         views: Followers of runs.
+        watcher: Waits for changes of run folders.
         sizes: Root and id of a run -> its state, and its bytes then.
+        rows: Root and id of a run -> its outline and bytes, and its row in the list.
+        outlines: Name of a root -> what is remembered of its runs.
     """
 
     roots: Mapping[str, Root]
@@ -82,9 +88,14 @@ class Site:
     has_charts: bool = False
     is_ending: Callable[[], bool] = lambda: False
     views: Views = field(default_factory=Views)
+    watcher: Watcher = field(default_factory=Watcher)
     sizes: dict[tuple[str, str], tuple[str, int]] = field(
         default_factory=dict[tuple[str, str], tuple[str, int]]
     )
+    rows: dict[tuple[str, str], tuple[RunSummary, int | None, str]] = field(
+        default_factory=dict[tuple[str, str], tuple[RunSummary, int | None, str]]
+    )
+    outlines: dict[str, OutlineCache] = field(default_factory=dict[str, OutlineCache])
 
     def link(self, path: str, **query: object) -> str:
         """Returns the address of a page, the only way in which one is made."""
@@ -110,12 +121,24 @@ class Site:
             raise HTTPException(404, "There is no such run here, or it was removed.")
         return root.folder.child(run)
 
+    def outlines_of(self, root: Root) -> OutlineCache:
+        """Returns what is remembered of the runs of a root."""
+        found = self.outlines.get(root.key)
+        if found is None:
+            found = self.outlines.setdefault(
+                root.key, open_outlines(root.folder, self.cache)
+            )
+        return found
+
     def render(self, name: str, status: int = 200, **values: Any) -> HTMLResponse:
         """Returns a page from a template."""
+        return HTMLResponse(self.text_of(name, **values), status_code=status)
+
+    def text_of(self, name: str, **values: Any) -> str:
+        """Returns the text of a template, with its values escaped."""
         template = _ENVIRONMENT.get_template(name)
         links = {"link": self.link, "run_link": self.run_link}
-        text = template.render(site=self, SIGNS=SIGNS, **links, **values)
-        return HTMLResponse(text, status_code=status)
+        return template.render(site=self, SIGNS=SIGNS, **links, **values)
 
 
 def roots_of(places: Sequence[str]) -> dict[str, Root]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from shoal.errors import ShoalError
+from shoal.runs.events import FOLDER as EVENTS
 from shoal.runs.folder import Folder
 from shoal.runs.logs import (
     PAGE_BYTES,
@@ -24,7 +27,9 @@ from shoal.runs.logs import (
     search,
     search_block,
 )
+from shoal.runs.store import LOGS
 from shoal.ui.site import Site, clean
+from shoal.ui.watching import MOST_STREAMS
 
 MOST_FOUND = 500
 """Found lines at most."""
@@ -35,6 +40,10 @@ MOST_NEW = 1000
 LEAST_BYTES = 2048
 """Bytes of each worker's end at least, where all are shown."""
 MOST_WORDS = 200
+WAIT_S = 15.0
+"""Seconds that an answer waits for new lines at most."""
+LOOK_S, LEAST_S = 1.0, 0.3
+"""Seconds between two looks for them: where nothing tells of changes, and at least."""
 _BAD = ("Error", "Traceback", "CRITICAL", "FATAL")
 
 
@@ -120,14 +129,37 @@ def _later(rank: int, at: int | None, ranks: Sequence[int]) -> str:
     return f"{behind[0]}:0" if behind else ""
 
 
-def send_new(site: Site, request: Request) -> Response:
-    """What logs have behind the positions of an address, such as `0:1200,1:900`."""
-    folder = site.find(request.path_params["root"], request.path_params["run"])
+async def send_new(site: Site, request: Request) -> Response:
+    """What logs have behind the positions of an address, such as `0:1200,1:900`.
+
+    With `wait` the answer comes when there is something new, or after some seconds.
+    """
+    params, query = request.path_params, request.query_params
+    folder = await run_in_threadpool(site.find, params["root"], params["run"])
+    asked = site, folder, query.get("ends", ""), query.get("rank", "")
+    if not query.get("wait") or site.watcher.count >= MOST_STREAMS:
+        return _as_json(await run_in_threadpool(_new, *asked, -math.inf))
+    until = time.monotonic() + WAIT_S
+    places = [folder.child(LOGS), folder.child(EVENTS)]
+    async with site.watcher.watching(places) as waker:
+        while True:
+            found = await run_in_threadpool(_new, *asked, waker.woken)
+            left_s = until - time.monotonic()
+            is_news = found["lines"] or found["is_over"] or site.is_ending()
+            if is_news or left_s <= 0 or await request.is_disconnected():
+                return _as_json(found)
+            await waker.wait(left_s if waker.is_told else LOOK_S, LEAST_S)
+
+
+def _new(
+    site: Site, folder: Folder, after: str, one: str, told: float
+) -> dict[str, Any]:
+    """Returns new lines, the positions behind them, and whether the run has ended."""
     view = site.views.of(folder)
-    view.advance()
+    view.advance(told)
     is_over = view.summary().status != "running"
-    ends = _ends(request.query_params.get("ends", ""))
-    only = _rank(request.query_params.get("rank", ""), ranks_of(folder))
+    ends = _ends(after)
+    only = _rank(one, ranks_of(folder))
     lines: list[dict[str, Any]] = []
     try:
         for rank in ranks_of(folder) if only is None else [only]:
@@ -147,7 +179,7 @@ def send_new(site: Site, request: Request) -> Response:
             ]
     except ShoalError as error:
         raise HTTPException(409, str(error)) from error
-    return _as_json({"lines": lines, "ends": ends, "is_over": is_over})
+    return {"lines": lines, "ends": ends, "is_over": is_over}
 
 
 def ranks_of(folder: Folder) -> list[int]:

@@ -28,7 +28,7 @@ from shoal.plan.variables import environment, read_workers
 from shoal.runs.catalogue import run_ids
 from shoal.runs.events import read_events
 from shoal.runs.store import check_name
-from shoal.strategies.describing import describe_parameters
+from shoal.strategies.describing import parameters_of
 from shoal.ui.site import Root, Site
 from shoal.ui.starting import Program
 
@@ -49,6 +49,7 @@ def show_form(site: Site, request: Request) -> Response:
     _check_may(site)
     given = {name: request.query_params.get(name, "") for name in DEFAULTS}
     values = {name: given[name] or default for name, default in DEFAULTS.items()}
+    values["strategy"] = _merged(values["strategy"], request.query_params)
     return _form(site, values, {})
 
 
@@ -59,6 +60,8 @@ def send_check(site: Site, request: Request) -> Response:
     value = request.query_params.get("value", "")[:MOST_TEXT]
     if name not in DEFAULTS:
         raise HTTPException(404, "There is no such field.")
+    if name == "strategy":
+        value = _merged(value, request.query_params)
     text = json.dumps({"error": _wrong(site, name, value)})
     return Response(text, media_type="application/json")
 
@@ -68,6 +71,8 @@ async def plan(site: Site, request: Request) -> Response:
     _check_may(site)
     form = await request.form()
     values = {name: str(form.get(name, ""))[:MOST_TEXT].strip() for name in DEFAULTS}
+    texts = {name: text for name, text in form.items() if isinstance(text, str)}
+    values["strategy"] = _merged(values["strategy"], texts)
     wrong = {name: _wrong(site, name, value) for name, value in values.items()}
     wrong = {name: text for name, text in wrong.items() if text}
     if wrong:
@@ -109,10 +114,12 @@ def _form(
     planned: tuple[int | None, str] | None = None,
     digest: str = "",
 ) -> Response:
+    strategy, parameters = _parts(values["strategy"])
     return site.render(
         "new.html",
         status,
-        values=values,
+        values={**values, "strategy": strategy},
+        parameters=parameters,
         wrong=wrong,
         planned=planned,
         digest=digest,
@@ -262,9 +269,37 @@ def _about() -> list[dict[str, Any]]:
             kind = strategies.registry.load(name)
             first = (kind.__doc__ or "").strip().partition("\n")[0]
             found.append(
-                {"name": name, "first": first, "parameters": describe_parameters(kind)}
+                {"name": name, "first": first, "parameters": parameters_of(kind)}
             )
     return found
+
+
+def _merged(text: str, fields: Mapping[str, str]) -> str:
+    """Returns a strategy with the values of its own fields.
+
+    Args:
+        text: The field "strategy": a name, or a name with parameters.
+        fields: All fields; `p.NAME.PARAMETER` overrides a parameter of the text.
+    """
+    name, known = _parts(text)
+    start = f"p.{name}."
+    given = {
+        field.removeprefix(start): value[:MOST_TEXT].strip()
+        for field, value in fields.items()
+        if field.startswith(start) and value.strip()
+    }
+    if not given:
+        return text
+    return f"{name}:{','.join(f'{key}={x}' for key, x in {**known, **given}.items())}"
+
+
+def _parts(text: str) -> tuple[str, dict[str, str]]:
+    """Returns the name of a strategy and its parameters; a wrong text stays whole."""
+    try:
+        name, known = strategies.parse(text)
+    except ConfigError:
+        return text, {}
+    return name, {key: str(value) for key, value in known.items()}
 
 
 def _digest(words: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -17,30 +17,34 @@ from starlette.responses import Response, StreamingResponse
 from shoal.errors import ShoalError
 from shoal.runs.catalogue import EXPLAINED, read_plan
 from shoal.runs.control import StopRequest, read_stop
+from shoal.runs.events import FOLDER as EVENTS
+from shoal.runs.events import segment_list, segment_name
 from shoal.runs.folder import Folder
 from shoal.runs.logs import log_name
 from shoal.runs.store import model_file
 from shoal.ui.curves import AXES
+from shoal.ui.lease_bars import bars_of
 from shoal.ui.live import RunView
 from shoal.ui.pages.logs import ranks_of
 from shoal.ui.pages.series import choice_of, pictures_of
 from shoal.ui.site import Site
 from shoal.ui.starting import Program
+from shoal.ui.watching import MOST_STREAMS
 
-MOST_STREAMS = 64
 BEAT_S = 15.0
 LOOK_S, REST_S = 0.2, 5.0
 """Seconds between two looks at a run: one that is running, one that is not."""
-END_S = 0.5
-"""Seconds after which the stream of a run at rest sees that the server ends."""
+WRITER_S = 5.0
+"""Seconds between two looks whether a process still writes the run, where changes are
+told: that it has gone is no change of a file."""
 MOST_SHARE = 20
 """Changes of a run are this many times as far apart as its page takes."""
+EVENTS_FILE = "events.jsonl"
+"""Name under which all events of a run are downloaded."""
 MOST_PLAN = 100_000
 """Characters of a plan that are shown."""
 MOST_WORKERS = 64
 """Workers whose time is shown in bars."""
-
-_streams: list[int] = [0]
 
 
 def show_run(site: Site, request: Request) -> Response:
@@ -54,33 +58,39 @@ def show_run(site: Site, request: Request) -> Response:
     choice = choice_of(request)
     is_plain = not site.has_charts or query.get("draw") == "svg"
     is_part = query.get("part") == "live"
-    page = site.render(
-        "run_live.html" if is_part else "run.html",
-        is_part=is_part,
+    values: dict[str, Any] = {
+        "is_part": is_part,
+        "root": root,
+        "id": run,
+        "run": view.summary(),
+        "view": view,
+        "workers": view.workers(),
+        "spent": spent_of(view),
+        "bars": bars_of(view.leases()),
+        "speed": view.speed(),
+        "pictures": pictures_of(view, choice) if is_plain else [],
+        "is_plain": is_plain,
+        "moments": list(view.moments),
+        "axes": AXES,
+        "choice": choice,
+        "left": _time_left(view),
+        "is_local": folder.is_local,
+        "stop": _stop_of(folder, view),
+        "program": _program_of(site, folder, view),
+    }
+    if is_part:
+        page = site.render("run_live.html", **values)
+        view.cost_s = time.perf_counter() - began
+        return page
+    return site.render(
+        "run.html",
         version=version,
-        root=root,
-        id=run,
-        run=view.summary(),
-        view=view,
-        workers=view.workers(),
-        spent=spent_of(view),
-        speed=view.speed(),
-        pictures=pictures_of(view, choice) if is_plain else [],
-        is_plain=is_plain,
-        moments=list(view.moments),
-        axes=AXES,
-        choice=choice,
         logs=ranks_of(folder),
         files=_files(folder),
-        left=_time_left(view),
         plan=_plan(folder),
-        is_local=folder.is_local,
         has_board=find_spec("tensorboard") is not None,
-        stop=_stop_of(folder, view),
-        program=_program_of(site, folder, view),
+        **values,
     )
-    view.cost_s = time.perf_counter() - began
-    return page
 
 
 def spent_of(view: RunView) -> list[tuple[int, list[tuple[str, float, float]]]]:
@@ -142,7 +152,7 @@ async def stream_run(site: Site, request: Request) -> Response:
     """
     root, run = request.path_params["root"], request.path_params["run"]
     folder = await anyio.to_thread.run_sync(site.find, root, run)
-    if _streams[0] >= MOST_STREAMS:
+    if site.watcher.count >= MOST_STREAMS:
         raise HTTPException(503, "Too many pages watch runs. Close some of them.")
     seen = request.headers.get("last-event-id", request.query_params.get("seen", ""))
 
@@ -150,31 +160,23 @@ async def stream_run(site: Site, request: Request) -> Response:
         view = site.views.of(folder)
         last = int(seen) if seen.isdecimal() and len(seen) < 16 else -1
         was = _code_of(site, folder)
-        _streams[0] += 1
-        quiet_s = 0.0
-        try:
-            yield "retry: 1000\n\n"
+        said = time.monotonic()
+        yield "retry: 1000\n\n"
+        async with site.watcher.watching([folder.child(EVENTS)]) as waker:
             while not site.is_ending() and not await request.is_disconnected():
-                now = await anyio.to_thread.run_sync(view.advance)
+                now = await anyio.to_thread.run_sync(view.advance, waker.woken)
                 code = _code_of(site, folder)
                 if now != last or code != was:
-                    last, was, quiet_s = now, code, 0.0
+                    last, was, said = now, code, time.monotonic()
                     kind = "removed" if view.is_removed else "change"
                     yield f"id: {now}\nevent: {kind}\ndata: {now}\n\n"
-                program = site.starter.of(folder.url)
-                is_running = view.summary().status == "running" or (
-                    program is not None and program.code is None
-                )
-                # Each change has the page read again, which may not fill the server.
-                wait_s = max(LOOK_S, MOST_SHARE * view.cost_s)
-                wait_s = wait_s if is_running else REST_S
-                quiet_s += wait_s
-                if quiet_s >= BEAT_S:
-                    quiet_s = 0.0
+                elif time.monotonic() - said >= BEAT_S:
+                    said = time.monotonic()
                     yield ": still here\n\n"
-                await _pause(site, wait_s)
-        finally:
-            _streams[0] -= 1
+                # Each change has the page read again, which may not fill the server.
+                least_s = max(LOOK_S, MOST_SHARE * view.cost_s)
+                most_s = _most_wait(site, view, is_told=waker.is_told)
+                await waker.wait(max(least_s, most_s), least_s)
 
     headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
     return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
@@ -185,12 +187,14 @@ def _code_of(site: Site, folder: Folder) -> int | None:
     return program.code if program else None
 
 
-async def _pause(site: Site, wait_s: float) -> None:
-    """Waits, in short steps, so that the server can end."""
-    step_s = LOOK_S if wait_s < REST_S else END_S
-    while wait_s > 0 and not site.is_ending():
-        await anyio.sleep(min(wait_s, step_s))
-        wait_s -= step_s
+def _most_wait(site: Site, view: RunView, *, is_told: bool) -> float:
+    """Returns seconds until the next look at a run, if no change is told before."""
+    program = site.starter.of(view.folder.url)
+    if program is not None and program.code is None:
+        return LOOK_S  # its end is no change of a file
+    if view.summary().status == "running":
+        return WRITER_S if is_told else LOOK_S
+    return BEAT_S if is_told else REST_S
 
 
 # -------------------------------------------------------------------------- files
@@ -217,20 +221,27 @@ def send_file(site: Site, request: Request) -> Response:
     """A file of a run, from a fixed list of names."""
     folder = site.find(request.path_params["root"], request.path_params["run"])
     name = request.path_params["name"]
-    path = _files(folder).get(name)
-    if path is None:
+    if name == EVENTS_FILE:
+        paths = [segment_name(number) for number in segment_list(folder)]
+    else:
+        paths = [path for known, path in _files(folder).items() if known == name]
+    if not paths:
         raise HTTPException(404, "This run has no such file.")
-    size = folder.size(path)
+    sizes = {path: folder.size(path) for path in paths}
 
-    def parts() -> Any:
-        at = 0
-        while at < size and (content := folder.read(path, at, min(1 << 20, size - at))):
-            yield content
-            at += len(content)
+    def parts() -> Iterator[bytes]:
+        for path, size in sizes.items():
+            at = 0
+            while at < size:
+                content = folder.read(path, at, min(1 << 20, size - at))
+                if not content:  # it was cut meanwhile
+                    return
+                yield content
+                at += len(content)
 
     headers = {
         "Content-Disposition": f'attachment; filename="{name}"',
-        "Content-Length": str(size),
+        "Content-Length": str(sum(sizes.values())),
     }
     kind = "application/octet-stream"
     return StreamingResponse(parts(), media_type=kind, headers=headers)

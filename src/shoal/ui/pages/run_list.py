@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, final
 
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from shoal.errors import ShoalError
-from shoal.runs.catalogue import read_outlines
+from shoal.runs.catalogue import MOST_READS, outlines_in
 from shoal.runs.outlines import read_outline
 from shoal.runs.summary import RunSummary
 from shoal.ui.site import Site
 
 MOST_ROWS = 1000
 """Rows of a page."""
+MOST_DRAWN = 10_000
+"""Rows that are remembered as they were drawn."""
 MOST_WATCHED = 20
 """Running runs whose rows change in place."""
 
@@ -79,7 +83,7 @@ def read_rows(site: Site) -> tuple[list[Row], list[str]]:
     wrong: list[str] = []
     for root in site.roots.values():
         try:
-            found = read_outlines(root.folder.url, cache=site.cache)
+            found = outlines_in(root.folder, site.outlines_of(root))
             rows += [row_of(site, root.key, run) for run in found]
             if not root.folder.exists():
                 wrong.append(
@@ -92,16 +96,45 @@ def read_rows(site: Site) -> tuple[list[Row], list[str]]:
     return rows, wrong
 
 
-def row_of(site: Site, root: str, run: RunSummary) -> Row:
-    """Returns the row of a run; of one that has ended the size is looked up once."""
+def row_of(site: Site, root: str, run: RunSummary, *, has_time: bool = False) -> Row:
+    """Returns the row of a run; of one that has ended the size is looked up once.
+
+    Args:
+        site: The site.
+        root: Name of the root.
+        run: Outline of the run.
+        has_time: Whether the size of a run on a storage may be looked up, too: it costs
+            a request. While such a run is running it is not.
+    """
     folder = site.roots[root].folder
-    if not folder.is_local:
-        return Row(root=root, run=run)
     key, state = (root, run.id), f"{run.status} {run.seconds}"
     known = site.sizes.get(key)
     if known is None or known[0] != state:
-        known = site.sizes[key] = (state, folder.child(run.id).total_bytes())
+        if not folder.is_local and (run.status == "running" or not has_time):
+            return Row(root=root, run=run)
+        try:
+            found = folder.child(run.id).total_bytes()
+        except OSError:  # the storage is away for a moment
+            return Row(root=root, run=run)
+        known = site.sizes[key] = (state, found)
     return Row(root=root, run=run, size=known[1])
+
+
+def drawn(site: Site, rows: Sequence[Row]) -> Markup:
+    """Returns rows of the table; the same row is not made a second time."""
+    has_several = len(site.roots) > 1
+    texts: list[str] = []
+    for row in rows:
+        key = row.root, row.run.id
+        known = site.rows.get(key)
+        if known is None or known[0] is not row.run or known[1] != row.size:
+            text = site.text_of("run_rows.html", rows=[row], has_several=has_several)
+            known = row.run, row.size, text
+            if len(site.rows) >= MOST_DRAWN:
+                site.rows.clear()
+            site.rows[key] = known
+        texts.append(known[2])
+    return Markup("".join(texts))
 
 
 def chosen(rows: list[Row], words: str, state: str, order: str) -> list[Row]:
@@ -137,7 +170,7 @@ def _row_of(site: Site, name: str) -> Row | None:
         return None
     except ShoalError as error:
         outline = RunSummary(id=run, status="damaged", damage=str(error))
-    return row_of(site, root, outline)
+    return row_of(site, root, outline, has_time=True)
 
 
 def show_runs(site: Site, request: Request) -> Response:
@@ -145,9 +178,11 @@ def show_runs(site: Site, request: Request) -> Response:
     query = request.query_params
     if query.get("part") == "rows":
         named = query.getlist("run")[:MOST_WATCHED]
-        rows = [row for name in named if (row := _row_of(site, name)) is not None]
-        several = len(site.roots) > 1
-        return site.render("run_rows.html", rows=rows, has_several=several)
+        with ThreadPoolExecutor(MOST_READS, "shoal-rows") as readers:
+            found = readers.map(lambda name: _row_of(site, name), named)
+            rows = [row for row in found if row is not None]
+        has_several = len(site.roots) > 1
+        return site.render("run_rows.html", rows=rows, has_several=has_several)
     words, state = query.get("q", "")[:200], query.get("state", "")
     state = state if state in STATES else ""
     order = query.get("order", "-started")
@@ -158,7 +193,7 @@ def show_runs(site: Site, request: Request) -> Response:
     start = (max(1, min(page, 10**6)) - 1) * MOST_ROWS
     return site.render(
         "runs.html",
-        rows=found[start : start + MOST_ROWS],
+        rows=drawn(site, found[start : start + MOST_ROWS]),
         count=len(found),
         total=len(rows),
         page=start // MOST_ROWS + 1,

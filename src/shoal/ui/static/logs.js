@@ -8,6 +8,7 @@ let isAll = true;
 let current = -1;
 let waiting = 0;
 let asked = "";
+let following = null;
 
 const words = () => form.elements.q.value;
 const box = () => document.getElementById("log-box");
@@ -92,6 +93,7 @@ async function load(values) {
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   part().replaceWith(fresh.getElementById("log-page"));
+  following?.abort();
   box().classList.toggle("only", form.elements.only.checked);
   markAll();
 }
@@ -157,9 +159,13 @@ async function follow() {
     const address = new URL(form.dataset.new, location.href);
     address.searchParams.set("ends", Object.entries(ends).map(([rank, end]) => `${rank}:${end}`).join(","));
     if (form.elements.rank.value) address.searchParams.set("rank", form.elements.rank.value);
+    // The answer comes with the next lines.
+    address.searchParams.set("wait", "yes");
     const own = part();
+    following = new AbortController();
+    const { signal } = following;
     try {
-      const answer = await fetch(address);
+      const answer = await fetch(address, { signal });
       if (answer.status === 404) { told.textContent = "This run was removed."; return; }
       const found = await answer.json();
       if (part() === own) {
@@ -168,7 +174,9 @@ async function follow() {
         told.textContent = found.is_over ? "The run has ended." : isAtEnd() ? "New lines appear here." : "New lines are added below; they are followed at the end.";
         if (found.is_over && !found.lines.length) return;
       }
-    } catch { told.textContent = "Reconnecting…"; }
+      setTimeout(follow, 100);
+      return;
+    } catch { if (!signal.aborted) told.textContent = "Reconnecting…"; }
   }
   setTimeout(follow, 1000);
 }

@@ -23,14 +23,16 @@ theme.addEventListener("click", () => {
   document.dispatchEvent(new Event("shoal-theme"));
 });
 
+// Made once: toLocaleString makes a formatter for each of 1,000 rows.
+const exactly = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
+const shortly = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
+
 function localTimes(within) {
   for (const time of within.querySelectorAll("time[datetime]")) {
     const date = new Date(time.dateTime);
     if (Number.isNaN(date.getTime())) continue;
-    time.title = date.toLocaleString(undefined, { dateStyle: "full", timeStyle: "long" });
-    if (time.closest("tr[data-run]")) {
-      time.textContent = date.toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
-    }
+    time.title = exactly.format(date);
+    if (time.closest("tr[data-run]")) time.textContent = shortly.format(date);
   }
 }
 localTimes(document);
@@ -58,20 +60,28 @@ if (filter && rows.length) {
 // The list: rows of running runs are read again, and change where they are.
 const table = document.getElementById("runs");
 
+async function readAgainRows(these) {
+  const address = new URL(table.dataset.rows, location.href);
+  for (const row of these) address.searchParams.append("run", row.dataset.run);
+  try {
+    const answer = await fetch(address);
+    const text = `<table><tbody>${await answer.text()}</tbody></table>`;
+    const fresh = new DOMParser().parseFromString(text, "text/html");
+    if (answer.ok) these.forEach((row) => changeRow(row, fresh));
+  } catch { /* the next look may be answered */ }
+}
+
 async function readRows() {
   const running = [...table.querySelectorAll('tr[data-state="running"]')].slice(0, 20);
   if (!running.length) return;
-  if (!document.hidden) {
-    const address = new URL(table.dataset.rows, location.href);
-    for (const row of running) address.searchParams.append("run", row.dataset.run);
-    try {
-      const answer = await fetch(address);
-      const text = `<table><tbody>${await answer.text()}</tbody></table>`;
-      const fresh = new DOMParser().parseFromString(text, "text/html");
-      if (answer.ok) running.forEach((row) => changeRow(row, fresh));
-    } catch { /* the next look may be answered */ }
-  }
+  if (!document.hidden) await readAgainRows(running);
   setTimeout(readRows, 3000);
+}
+
+// Sizes of runs on a storage cost a request each: they come after the list.
+async function readSizes() {
+  const unsized = [...table.querySelectorAll("tr[data-unsized]")];
+  for (let at = 0; at < unsized.length; at += 20) await readAgainRows(unsized.slice(at, at + 20));
 }
 
 function changeRow(row, fresh) {
@@ -84,7 +94,46 @@ function changeRow(row, fresh) {
     if (at > 1 && cell.innerHTML !== other.innerHTML) cell.replaceChildren(...other.childNodes);
   });
 }
-if (table) setTimeout(readRows, 3000);
+// The list: runs that are gone vanish; new ones are told, so that no row moves.
+const news = document.getElementById("news");
+let newRuns = 0;
+
+function offer(text) {
+  const link = document.createElement("a");
+  link.href = location.href;
+  link.textContent = text;
+  news.replaceChildren(link);
+}
+
+function watchList() {
+  const source = new EventSource(news.dataset.events);
+  source.addEventListener("list", (event) => {
+    const told = JSON.parse(event.data);
+    const gone = new Set(told.gone);
+    for (const row of document.querySelectorAll("tr[data-run]")) if (gone.has(row.dataset.run)) row.remove();
+    newRuns += told.new;
+    news.dataset.total = Number(news.dataset.total) - gone.size + told.new;
+    if (newRuns) offer(newRuns === 1 ? "1 new run: show it" : `${newRuns.toLocaleString()} new runs: show them`);
+  });
+  source.addEventListener("begun", (event) => {
+    const { count } = JSON.parse(event.data);
+    if (count !== null && count !== Number(news.dataset.total)) offer("The list has changed: show it");
+    news.dataset.begun = "yes";
+  });
+  return source;
+}
+if (news) {
+  let source = watchList();
+  document.addEventListener("visibilitychange", () => {
+    source.close();
+    if (!document.hidden) source = watchList();
+  });
+}
+
+if (table) {
+  setTimeout(readRows, 3000);
+  readSizes();
+}
 
 // A run: one stream tells that something has changed; the parts that differ are replaced.
 const live = document.getElementById("live");
@@ -154,9 +203,14 @@ const fresh = document.getElementById("new");
 
 async function check(field) {
   const address = new URL(fresh.dataset.check, location.href);
-  address.searchParams.set("field", field.name);
-  address.searchParams.set("value", field.value);
-  const told = document.getElementById(`${field.name}-error`);
+  // A parameter is checked together with the others of its strategy.
+  const name = field.name.startsWith("p.") ? "strategy" : field.name;
+  address.searchParams.set("field", name);
+  address.searchParams.set("value", fresh.elements[name].value);
+  if (name === "strategy") {
+    for (const one of fresh.querySelectorAll("fieldset:not([hidden]) [name]")) address.searchParams.set(one.name, one.value);
+  }
+  const told = document.getElementById(`${field.id}-error`);
   if (!told) return;
   try {
     const answer = await fetch(address);
@@ -164,9 +218,24 @@ async function check(field) {
     const { error } = await answer.json();
     if (told.textContent !== error) told.textContent = error;
     field.setAttribute("aria-invalid", String(Boolean(error)));
+    if (name === "strategy" && !error) clearErrors();
   } catch { /* the form is checked again when it is sent */ }
 }
+
+function clearErrors() {
+  for (const field of fresh.querySelectorAll("#strategy, fieldset [name]")) {
+    field.removeAttribute("aria-invalid");
+    document.getElementById(`${field.id}-error`).textContent = "";
+  }
+}
+
+function showParameters() {
+  const name = fresh.elements.strategy.value.split(":")[0].trim();
+  for (const one of fresh.querySelectorAll("[data-strategy]")) one.hidden = one.dataset.strategy !== name;
+}
 if (fresh) {
+  fresh.elements.strategy.addEventListener("input", showParameters);
+  showParameters();
   for (const field of fresh.querySelectorAll(".field input, .field select")) {
     field.addEventListener("change", () => check(field));
   }

@@ -1,0 +1,167 @@
+"""Waits for changes of run folders, without looking at them all the time.
+
+Disks of this machine tell of changes. Network file systems and object storage do not:
+there, and where the system has no watch left, time alone wakes those who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import final
+
+import anyio
+from watchdog.events import (
+    DirCreatedEvent,
+    DirDeletedEvent,
+    DirMovedEvent,
+    FileClosedEvent,
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileModifiedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver, ObservedWatch
+
+from shoal.host.file_systems import tells_changes
+from shoal.runs.folder import Folder
+
+MOST_STREAMS = 64
+"""Answers that may wait for changes at the same time."""
+
+# Not what reading causes: a look would be followed by the next one.
+KINDS: list[type[FileSystemEvent]] = [
+    DirCreatedEvent, DirDeletedEvent, DirMovedEvent, FileClosedEvent, FileCreatedEvent,
+    FileDeletedEvent, FileModifiedEvent, FileMovedEvent,
+]  # fmt: skip
+
+
+@final
+class Waker(FileSystemEventHandler):
+    """Wakes one coroutine, from any thread.
+
+    Attributes:
+        is_told: Whether changes wake it. Otherwise it looks as often as it can afford.
+        woken: Monotonic seconds when it was woken last.
+    """
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self.woken = float("-inf")
+        self._loop = asyncio.get_running_loop()
+        self._changed, self._over = asyncio.Event(), asyncio.Event()
+        self._waited = float("-inf")
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        """Wakes the coroutine, as a file has changed."""
+        del event
+        self.woken = time.monotonic()
+        self._call(self._changed)
+
+    def end(self) -> None:
+        """Ends this wait and all later ones."""
+        self._call(self._over)
+        self._call(self._changed)
+
+    def _call(self, event: asyncio.Event) -> None:
+        with suppress(RuntimeError):  # the loop has ended: nobody waits
+            self._loop.call_soon_threadsafe(event.set)
+
+    async def wait(self, most_s: float, least_s: float = 0.0) -> None:
+        """Waits for a change.
+
+        Args:
+            most_s: Seconds that it waits at most.
+            least_s: Seconds that two waits end apart at least, however many changes
+                there are.
+        """
+        with anyio.move_on_after(most_s):
+            await self._changed.wait()
+        left_s = self._waited + least_s - time.monotonic()
+        if left_s > 0:
+            with anyio.move_on_after(left_s):
+                await self._over.wait()
+        self._changed.clear()
+        self._waited = time.monotonic()
+
+
+@final
+class Watcher:
+    """Watches local folders for all who wait; close it at the end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._observer: BaseObserver | None = None
+        self._watches: dict[str, tuple[ObservedWatch, set[Waker]]] = {}
+        self._wakers: set[Waker] = set()
+
+    @property
+    def count(self) -> int:
+        """How many wait."""
+        return len(self._wakers)
+
+    @asynccontextmanager
+    async def watching(self, folders: Sequence[Folder]) -> AsyncGenerator[Waker]:
+        """Yields what waits for changes directly in some folders, not below them."""
+        waker = Waker()
+        self._wakers.add(waker)
+        places = [folder.path for folder in folders if folder.is_local]
+        try:
+            if len(places) == len(folders):
+                waker.is_told = await anyio.to_thread.run_sync(self._add, waker, places)
+            yield waker
+        finally:
+            self._wakers.discard(waker)
+            self._remove(waker, places)
+
+    def end_waits(self) -> None:
+        """Ends all waits, as the server ends."""
+        for waker in list(self._wakers):
+            waker.end()
+
+    def close(self) -> None:
+        """Ends the thread that watches."""
+        with self._lock:
+            observer, self._observer = self._observer, None
+            self._watches.clear()
+        if observer is not None:
+            observer.stop()
+            observer.join()
+
+    def _add(self, waker: Waker, places: Sequence[str]) -> bool:
+        """Watches folders; returns whether changes of all of them are told."""
+        if not all(map(tells_changes, places)):
+            return False
+        try:
+            with self._lock:
+                for place in places:
+                    self._watch(place, waker)
+        except OSError:  # a folder is gone, or the system has no watch left
+            return False
+        return True
+
+    def _watch(self, place: str, waker: Waker) -> None:
+        if self._observer is None:
+            observer = Observer()
+            observer.start()
+            self._observer = observer
+        watch = self._observer.schedule(waker, place, event_filter=KINDS)
+        self._watches.setdefault(place, (watch, set()))[1].add(waker)
+
+    def _remove(self, waker: Waker, places: Sequence[str]) -> None:
+        with self._lock:
+            for place in places:
+                watch, wakers = self._watches.get(place, (None, set[Waker]()))
+                if self._observer is None or watch is None or waker not in wakers:
+                    continue
+                wakers.discard(waker)
+                self._observer.remove_handler_for_watch(waker, watch)
+                if not wakers:
+                    del self._watches[place]
+                    self._observer.unschedule(watch)
