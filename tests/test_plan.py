@@ -21,8 +21,10 @@ from shoal.plan import (
 )
 from shoal.strategies import (
     AEASGD,
+    EAMSGD,
     AllReduce,
     Averaging,
+    Downpour,
     Ensemble,
     LocalSGD,
     Single,
@@ -31,6 +33,7 @@ from shoal.strategies import (
 from shoal.training.start_run import rules
 
 MODEL = ModelFacts(name="mlp", parameters=1000, statistics=24, optimizer="Adagrad")
+ADAM = replace(MODEL, optimizer="Adam", normalising=("Adam",))
 DATA = DataFacts(rows=10_000, size_bytes=1_000_000)
 MACHINE = MachineFacts(cores=8)
 GPUS = (Gpu(number=0, name="0"), Gpu(number=1, name="1"))
@@ -402,6 +405,13 @@ def test_few_exchanges():
         ({"model": replace(MODEL, unmergeable_metrics=("mine",))}, "mine cannot be"),
         ({"model": replace(MODEL, lost_logs=("all",))}, "all, which train_step"),
         ({"model": replace(MODEL, has_masks=True)}, "masks entries"),
+        ({"strategy": Downpour(), "workers": 4}, "known to overshoot there"),
+        (
+            {"strategy": EAMSGD(), "workers": 8, "batch_size": 16},
+            "momentum=0.9), and is known",
+        ),
+        ({"strategy": Downpour(), "workers": 3, "model": ADAM}, "24.9 with 16 workers"),
+        ({"strategy": EAMSGD(), "workers": 3, "model": ADAM}, "learning rate by 0.1."),
         ({"data": replace(DATA, is_exactly_once=False, kind="stream")}, "twice"),
         ({"machine": replace(MACHINE, memory_bytes=1000)}, "memory are free"),
     ],
@@ -410,6 +420,12 @@ def test_other_warnings(arguments: dict[str, Any], words: str):
     given: dict[str, Any] = {"workers": 2, **arguments}
     [warning] = plan(**given).warnings
     assert words in warning
+
+
+def test_two_workers_of_downpour_with_adam_are_no_fault():
+    for strategy in (Downpour(), EAMSGD(), AEASGD()):
+        assert plan(strategy, workers=2, model=ADAM).warnings == ()
+    assert plan(AEASGD(), workers=8, batch_size=16, model=ADAM).warnings == ()
 
 
 # ----------------------------------------------------------- explain and JSON

@@ -56,6 +56,8 @@ class ModelFacts:
         local_bytes: Bytes of all other variables, mostly frozen weights: they travel
             once, in the model, and afterwards only if they change.
         optimizer: Class name of the optimizer.
+        normalising: Class names of those optimizers whose steps are as long for small
+            gradients as for large ones.
         reductions: Loss reductions in use, one for each loss.
         has_own_loss: Whether `train_step` or `compute_loss` is the user's, who then
             decides about losses that are not reduced.
@@ -95,6 +97,7 @@ class ModelFacts:
     parameters: int
     statistics: int
     optimizer: str
+    normalising: tuple[str, ...] = ()
     reductions: tuple[str, ...] = ("sum_over_batch_size",)
     has_own_loss: bool = False
     has_masks: bool = False

@@ -15,6 +15,14 @@ from typing import Any, cast
 DEEPEST = 4
 """Depth to which nested containers are searched."""
 
+NORMALISING = (
+    "Adadelta", "Adafactor", "Adam", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam",
+    "RMSprop",
+)  # fmt: skip
+"""Keras' optimizers whose steps are about as long for small gradients as for large
+ones, and do not shrink as those of Adagrad do. A subclass, such as AdamW, is one too.
+"""
+
 
 def has_own_step(model: Any) -> bool:
     """Whether the model's `train_step` is the user's."""
@@ -91,6 +99,25 @@ def leaves(optimizer: Any) -> list[Any]:
     """
     parts = _parts(optimizer)
     return [p for p in parts if not _parts(p)] or [optimizer]
+
+
+def normalising(model: Any) -> tuple[str, ...]:
+    """Returns the class names of optimizers that normalise their steps, each once.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW())
+        >>> model.compile(scaled, "mse")
+        >>> normalising(model)
+        ('AdamW',)
+    """
+    known = import_module("keras").optimizers
+    # An older Keras lacks some of them.
+    kinds = tuple(getattr(known, n) for n in NORMALISING if hasattr(known, n))
+    updating = [leaf for one in optimizers_of(model) for leaf in leaves(one)]
+    names = [type(leaf).__name__ for leaf in updating if isinstance(leaf, kinds)]
+    return tuple(dict.fromkeys(names))
 
 
 def counted(optimizer: Any) -> Any:

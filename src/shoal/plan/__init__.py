@@ -18,6 +18,7 @@ from shoal.plan.cautions import (
     metric_warnings,
     optimizer_warnings,
     overhead_warnings,
+    overshoot_warnings,
     room_warnings,
     slot_warnings,
     state_warnings,
@@ -247,6 +248,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     found += metric_warnings(plan.model)
     found += state_warnings(plan.model, plan.workers)
     found += optimizer_warnings(plan.model)
+    found += overshoot_warnings(plan.strategy, plan.model, plan.workers)
     if plan.exchanges_gradients and plan.workers > 1:
         found += gradient_warnings(plan.model, plan.strategy.name)
     return found + plan.strategy.warnings(

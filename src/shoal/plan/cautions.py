@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.facts import MachineFacts, ModelFacts
+from shoal.strategies.base import Overshoot, Strategy
 
 
 def metric_warnings(model: ModelFacts) -> list[str]:
@@ -38,6 +39,78 @@ def optimizer_warnings(model: ModelFacts) -> list[str]:
         "which the model does not hold: each worker has a copy, and its state does not "
         "come back. Assign it to an attribute of the model."
     ]
+
+
+STEADY, STEADY_LOST = "diloco", 0.7
+"""The strategy that stays, and the points that it lost with 16 workers there."""
+
+
+def overshoot_warnings(
+    strategy: Strategy, model: ModelFacts, workers: int
+) -> list[str]:
+    """Returns warnings about workers whose changes are too long together.
+
+    Example:
+        >>> from shoal.strategies import Downpour
+        >>> model = ModelFacts(name="m", parameters=3, statistics=0, optimizer="Adam",
+        ...     normalising=("Adam",))
+        >>> overshoot_warnings(Downpour(), model, 4)[0].partition(",")[0]
+        'downpour adds the changes of 4 workers over 5 steps to one center'
+        >>> overshoot_warnings(Downpour(), model, 2)
+        []
+    """
+    found = strategy.overshoot(workers)
+    if found is None:
+        return []
+    if workers > 2 and model.normalising:
+        lost = ", ".join(f"{points:g} with {n}" for n, points in found.lost.items())
+        return [
+            f"{strategy.name} {found.why}, and steps of {', '.join(model.normalising)} "
+            "are as long for small gradients as for large ones. Points of accuracy "
+            f"lost on MNIST with Adam: {lost} workers; {STEADY} lost {STEADY_LOST:g} "
+            f"with 16. Choose strategy={STEADY!r}, or multiply the learning rate by "
+            f"{found.rate:.3g}."
+        ]
+    if not found.is_known:
+        return []
+    return [
+        f"{strategy.name} {found.why}, and is known to overshoot there with "
+        f"{workers} workers. {found.advice}."
+    ]
+
+
+def divergence_warning(
+    strategy: Strategy,
+    found: Overshoot,
+    *,
+    least: float,
+    now: float,
+    rate: float | None,
+) -> str:
+    """Returns what a user is told of a run that diverges.
+
+    Args:
+        strategy: Strategy of the run.
+        found: Why it overshoots.
+        least: Lowest mean loss of some exchanges.
+        now: Mean loss of the latest.
+        rate: Learning rate of the workers, None if there is not a single one.
+
+    Example:
+        >>> from shoal.strategies import Downpour
+        >>> found = Downpour().overshoot(4)
+        >>> text = divergence_warning(Downpour(), found, least=0.5, now=2, rate=0.004)
+        >>> text.partition(":")[0], text.rpartition("or ")[2]
+        ('downpour diverges', 'compile with learning_rate=0.001.')
+    """
+    lower = f"multiply the learning rate by {found.rate:.3g}"
+    if rate is not None:
+        lower = f"compile with learning_rate={rate * found.rate:.3g}"
+    return (
+        f"{strategy.name} diverges: the loss of the last exchanges is {now:.3g}, and "
+        f"was {least:.3g} before. It {found.why}. The run goes on; for a better one "
+        f"choose strategy={STEADY!r}, or {lower}."
+    )
 
 
 def crowd_warnings(workers: int, machine: MachineFacts) -> list[str]:

@@ -17,6 +17,7 @@ from shoal.strategies.all_reduce import AllReduce as AllReduce
 from shoal.strategies.async_diloco import AsyncDiLoCo as AsyncDiLoCo
 from shoal.strategies.averaging import Averaging as Averaging
 from shoal.strategies.base import Facts as Facts
+from shoal.strategies.base import Overshoot as Overshoot
 from shoal.strategies.base import RoundStrategy as RoundStrategy
 from shoal.strategies.base import ServerStrategy as ServerStrategy
 from shoal.strategies.base import State as State

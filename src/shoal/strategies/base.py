@@ -51,6 +51,28 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overshoot:
+    """Why a rule moves the center too far with many workers, and what prevents it.
+
+    Args:
+        why: What the strategy does, as the rest of a sentence that begins with its
+            name.
+        is_known: Whether it is known to fail with so many workers, whatever their
+            optimizer.
+        rate: Factor of the learning rate that prevents it, above 0.
+        advice: What else prevents it, as an order.
+        lost: Workers -> points of accuracy that were lost where the workers' optimizer
+            normalises its steps: MNIST with Adam, in docs, "Learning quality".
+    """
+
+    why: str
+    is_known: bool
+    rate: float
+    advice: str
+    lost: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Strategy(ABC):
     """The rule by which workers agree. Subclass `ServerStrategy` or `RoundStrategy`.
 
@@ -193,6 +215,17 @@ class Strategy(ABC):
         """
         del workers
         return 1.0, 0
+
+    def overshoot(self, workers: int) -> Overshoot | None:
+        """Returns why so many workers may move the center too far; None for most.
+
+        A run of a strategy that answers is watched, and says so if it diverges.
+
+        Args:
+            workers: Number of workers that train.
+        """
+        del workers
+        return None
 
     def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
         """Returns warnings for `plan`; raises PlanError to refuse."""

@@ -28,6 +28,7 @@ from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
 from shoal.training.changes import WEIGHTS, ModelChanges
 from shoal.training.committed_samples import CommittedSamples
 from shoal.training.copies import Copies
+from shoal.training.divergence import RunWatch
 from shoal.training.driver_options import DriverOptions
 from shoal.training.epoch_metrics import EpochMetrics
 from shoal.training.epoch_validation import EpochValidation, named
@@ -126,6 +127,7 @@ class Driver(Observer):
         self._committed = CommittedSamples(self._order, plan.models)
         self._progress = ProgressDisplay(plan, self._options.verbose)
         self._epoch = _Epoch(number=plan.request.initial_epoch)
+        self._divergence = RunWatch(plan)
 
     # --------------------------------------------------------- start and end
 
@@ -365,10 +367,11 @@ class Driver(Observer):
     def on_records(self, records: list[Record], sums: dict[int, Sums]) -> None:
         """Records exchanges and passes them to callbacks and progress."""
         times = self._clock.times([r.t for r in records], self._run.seconds)
+        means = [self._metrics.means_of(record) for record in records]
         self._run.exchanges(
             [
-                {**self._metrics.means_of(r), **r._asdict(), "t": t}
-                for r, t in zip(records, times, strict=True)
+                {**mean, **r._asdict(), "t": t}
+                for mean, r, t in zip(means, records, times, strict=True)
             ]
         )
         self._metrics.add(sums)
@@ -379,6 +382,9 @@ class Driver(Observer):
             self.validation.start()
         for record in records:
             self._committed.add(record.epoch, record.samples)
+        diverged = self._divergence.look(records, means, self.learning_rate)
+        if diverged:
+            self.on_event("warning", **diverged)
         current = self._epoch.number
         self._later += [r for r in records if r.epoch > current]
         now = [r for r in records if r.epoch == current]
