@@ -95,7 +95,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             of Spark, or a source of `shoal.data`.
         y: Targets, in any nesting.
         strategy: How workers agree: a name, as `shoal strategies` lists them, or an
-            object of `shoal.strategies`.
+            object of `shoal.strategies`. With "auto" the plan chooses, and says why.
         workers: Training processes, `(min, max)`, or "auto": one a GPU, else one a
             usable core, at most 4; for `all_reduce` without GPUs one with all cores,
             unless several are faster in spite of an exchange at each step, as `plan`

@@ -54,7 +54,7 @@ def test_a_constant_loss_and_nan_are_no_divergence(level: float, odd: list[float
     assert told(odd) == []
 
 
-@given(seed=some.integers(0, 2**32 - 1), rise=some.floats(1.5, 50.0))
+@given(seed=some.integers(0, 2**32 - 1), rise=some.floats(4.0, 50.0))
 def test_a_loss_that_rises_for_long_is_told_once(seed: int, rise: float):
     draws = np.random.default_rng(seed).standard_normal(EXCHANGES)
     losses = np.where(np.arange(EXCHANGES) < 200, 0.3, 0.3 * rise + 0.6)

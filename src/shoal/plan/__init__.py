@@ -23,6 +23,7 @@ from shoal.plan.cautions import (
     slot_warnings,
     state_warnings,
 )
+from shoal.plan.choosing import choose, situation_of
 from shoal.plan.collective import choose_collective
 from shoal.plan.decisions import Decisions
 from shoal.plan.exchanging import check_codec, check_overlap, check_servers
@@ -49,6 +50,7 @@ from shoal.plan.request import (
 )
 from shoal.plan.validation import is_validated, read_freq
 from shoal.plan.variables import EnvironmentVariables, environment
+from shoal.strategies.auto import Auto
 
 __all__ = [
     "BATCH_SIZE",
@@ -137,10 +139,20 @@ def resolve(
     request = request.with_plain_numbers()
     least, most = check(request, data, machine)
     check_quorum(request.quorum)
-    strategy, rows_all = request.strategy, data.rows
+    rows_all = data.rows
     batch = request.batch_size or data.batch_size
     batch = batch or default_batch(rows_all, request.steps_per_epoch)
     rows = min(rows_all, (request.steps_per_epoch or rows_all) * batch)
+    choice = ""
+    if isinstance(request.strategy, Auto):
+        chosen, choice = choose(
+            situation_of(
+                request.strategy, request, model, machine,
+                workers=min(most, max(1, rows // batch)), rows=rows, batch=batch,
+            )
+        )  # fmt: skip
+        request = replace(request, strategy=chosen)
+    strategy = request.strategy
     exchanges_gradients = strategy.exchanges == "gradients"
     workers = min(most, useful_workers(strategy, rows, batch))
     if is_chosen(request, machine):
@@ -169,6 +181,7 @@ def resolve(
     plan = Plan(
         request=request,
         strategy=strategy,
+        choice=choice,
         workers=workers,
         min_workers=min(least, workers),
         threads=request.threads or machine.threads_of(workers),

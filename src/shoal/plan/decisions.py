@@ -25,6 +25,7 @@ class Decisions(ABC):
         request: The request. An option is read from here unless one of the
             fields below has its resolved value.
         strategy: Resolved: `period` is a positive number of steps.
+        choice: Why this strategy was chosen, with `strategy="auto"`; "" without.
         workers: Planned training processes; `min_workers` is the minimum to continue.
         threads: Compute threads of each worker.
         rows: Samples of one epoch, after `steps_per_epoch` is applied. Where that
@@ -72,6 +73,7 @@ class Decisions(ABC):
     collective: str = "server"
     growth: int = 0
     alone_steps: int = 0
+    choice: str = ""
 
     @abstractmethod
     def explain(self) -> str:

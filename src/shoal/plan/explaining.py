@@ -50,6 +50,8 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
                  f"the run needs {plan.min_workers} of {plan.workers}"),
     ]  # fmt: skip
     found[1:1] = _places(plan)
+    if plan.choice:
+        found.insert(0, ("strategy", plan.choice))
     if plan.machine.nodes and asked.servers > 1:
         found.append(("servers", _servers(plan)))
     if plan.data.validation_rows:
@@ -61,7 +63,8 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
     if asked.on_nan is not None:
         found.append(("nan", _not_finite(plan)))
     is_here = plan.exchanges_gradients and plan.device == "cpu"
-    if is_here and plan.workers > 1 and not is_chosen(asked, plan.machine):
+    is_asked = not plan.choice and not is_chosen(asked, plan.machine)
+    if is_here and plan.workers > 1 and is_asked:
         found.append((
             "note",
             f"on CPU {strategy.name} exchanges every step and waits for it; aeasgd "

@@ -23,6 +23,8 @@ EXCHANGE_S = 1.5e-3
 """Seconds of an exchange without the time that grows with its bytes."""
 EXCHANGE_S_EACH = 1.3e-9
 """Seconds of an exchange for each weight and worker."""
+LINK_BYTES_S = 125e6
+"""Bytes in a second of a link between machines: 1 Gbit/s."""
 LEAST_GAIN = 1.15
 """Times as fast that several workers must be, by estimates that are rough."""
 MOST_STEPS = 128
@@ -54,6 +56,18 @@ def step_s(work: Multiplications, rows: float, cores: int = 1) -> float:
 def exchange_s(parameters: int, workers: int) -> float:
     """Returns the estimated seconds by which an exchange makes a step longer."""
     return EXCHANGE_S + EXCHANGE_S_EACH * parameters * workers
+
+
+def link_s(parameters: int, workers: int) -> float:
+    """Returns the estimated seconds of an exchange between machines.
+
+    All workers share the link of the server, which carries vectors both ways.
+
+    Example:
+        >>> link_s(1_000_000, 4)
+        0.1295
+    """
+    return EXCHANGE_S + 4 * parameters * workers / LINK_BYTES_S
 
 
 def is_chosen(request: Request, machine: MachineFacts) -> bool:

@@ -15,6 +15,7 @@ from shoal.strategies.adag import ADAG as ADAG
 from shoal.strategies.aeasgd import AEASGD as AEASGD
 from shoal.strategies.all_reduce import AllReduce as AllReduce
 from shoal.strategies.async_diloco import AsyncDiLoCo as AsyncDiLoCo
+from shoal.strategies.auto import Auto as Auto
 from shoal.strategies.averaging import Averaging as Averaging
 from shoal.strategies.base import Facts as Facts
 from shoal.strategies.base import Overshoot as Overshoot
@@ -41,14 +42,14 @@ def _builtin() -> dict[str, str]:
         found.name: f"{found.__module__}:{found.__name__}"
         for found in globals().values()
         if isinstance(found, type) and issubclass(found, Strategy)
-        if found.__module__ != Strategy.__module__
+        if found.__module__ != Strategy.__module__ and found is not Auto
     }
 
 
 registry: Registry[Strategy] = Registry(
     kind="strategy", group="shoal.strategies", builtin=_builtin(), base=Strategy
 )
-"""All names, including those of installed plug-ins."""
+"""All rules by name, including those of installed plug-ins. "auto" is none of them."""
 
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
 
@@ -57,8 +58,8 @@ def get(strategy: str | Strategy | type[Strategy], **parameters: Value) -> Strat
     """Returns the strategy for a name, a class or an object.
 
     Args:
-        strategy: A name from `shoal strategies`, with or without parameters after a
-            colon; a class; or an object.
+        strategy: A name from `shoal strategies` or "auto", with or without parameters
+            after a colon; a class; or an object.
         **parameters: Fields to set; they override those of the name or object.
 
     Raises:
@@ -72,7 +73,8 @@ def get(strategy: str | Strategy | type[Strategy], **parameters: Value) -> Strat
     """
     if isinstance(strategy, str):
         name, spelled = parse(strategy)
-        return _make(registry.load(name), {**spelled, **parameters})
+        kind = Auto if name == Auto.name else registry.load(name)
+        return _make(kind, {**spelled, **parameters})
     if isinstance(strategy, type):
         return _make(strategy, parameters)
     if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -24,6 +24,7 @@ from shoal.plan.gpus import Place
 from shoal.plan.pace import fastest
 from shoal.plan.request import BATCH_SIZE, MOST_AUTO_WORKERS
 from shoal.plan.variables import environment
+from shoal.strategies.auto import Auto
 from shoal.training.fit_call import FitCall
 
 
@@ -117,7 +118,8 @@ def guess(call: FitCall) -> WorkerEnvironment | None:
     if workers == "auto":
         most = min(machine.cores, MOST_AUTO_WORKERS)
         workers = min(most, strategy.max_workers or most)
-        if strategy.exchanges == "gradients":
+        is_open = isinstance(strategy, Auto) and not strategy.same_curve
+        if strategy.exchanges == "gradients" and not is_open:
             workers = _fastest(call, workers, machine.cores)
     if isinstance(workers, tuple) and workers:
         workers = workers[-1]
