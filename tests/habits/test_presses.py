@@ -7,15 +7,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import psutil
 import pytest
 
 import shoal
+from shoal.interruption import undisturbed
+from shoal.launchers.base import Role
+from shoal.launchers.process import ProcessLauncher
 
 X = np.random.default_rng(0).normal(size=(96, 3)).astype("f4")
 Y = X.sum(axis=1, keepdims=True)
@@ -188,28 +193,42 @@ def test_a_fork_that_leaves_a_run_by_an_exception_does_it_no_harm(
     assert done.stdout.splitlines() == ["child 7", "finished 768 0"], done.stderr
 
 
+@pytest.mark.parametrize("grace_s", [0.0, 30.0])
+def test_no_killed_process_is_left_after_a_second_press(grace_s: float) -> None:
+    """Remaining waits are short then, but not the wait for what SIGKILL ends."""
+    launcher = ProcessLauncher()
+    tokens = [launcher.start(Role(target="time:sleep", name="w")) for _ in range(3)]
+    processes = [psutil.Process(launcher.pid(token)) for token in tokens]
+    for process in processes:
+        process.suspend()
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        press()
+        press()
+        launcher.close(grace_s)
+    assert not [process for process in processes if process.is_running()]
+
+
 @pytest.mark.process
 @pytest.mark.timeout(120)
 def test_a_press_ends_an_ensemble_whose_processes_are_stopped() -> None:
     """Its members are trained in threads, which no press reaches."""
-    import psutil
-
     children: list[psutil.Process] = []
-
-    def act() -> None:
-        children.extend(psutil.Process().children(recursive=True))
-        for child in children:
-            child.suspend()
-        # Of the process: it is the main thread that hears of it.
-        signal.pthread_kill(__import__("threading").main_thread().ident, signal.SIGINT)
+    main = threading.main_thread().ident
+    lock = threading.Lock()  # members share the callback
+    assert main is not None
 
     class Once(keras.callbacks.Callback):
         def __deepcopy__(self, _memo: object) -> Once:
             return self
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if not children:
-                act()
+            with lock:
+                if children:
+                    return
+                children.extend(psutil.Process().children(recursive=True))
+                for child in children:
+                    child.suspend()
+                signal.pthread_kill(main, signal.SIGINT)
 
     model = new_model()
     with pytest.raises(KeyboardInterrupt):

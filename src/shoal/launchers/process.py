@@ -253,7 +253,9 @@ class ProcessLauncher(Launcher):
         for child in children:
             if not deadline.wait(_Ends(child.process)):
                 child.process.kill()
-                Deadline(DEATH_S).wait(_Ends(child.process))
+                # A second press of Ctrl-C does not shorten this wait: without it
+                # killed processes would still be there when the run has ended.
+                _Ends(child.process)(DEATH_S)
             _note_exit(child)
             self._tell(child)
             child.log.close()
