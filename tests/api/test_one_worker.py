@@ -77,7 +77,9 @@ def test_the_weights_are_those_of_plain_keras() -> None:
     np.testing.assert_allclose(found.history["loss"], kept.history["loss"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("fault", ["kill", "stop"])
+@pytest.mark.parametrize(
+    "fault", ["kill", pytest.param("stop", marks=pytest.mark.slow)]
+)
 def test_a_lost_worker_changes_no_bit(fault: str) -> None:
     """Its replacement goes on from the weights of the last epoch."""
     calm, wild = model(), model()

@@ -236,7 +236,9 @@ def test_servers_are_on_nodes_of_their_own(toy: Any, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", ["local_sgd", "all_reduce"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("local_sgd", marks=pytest.mark.slow), "all_reduce"]
+)
 def test_servers_on_nodes_give_the_same_bits(
     toy: Any, tmp_path: Path, strategy: str
 ) -> None:

@@ -79,7 +79,9 @@ def fit(folder: Path, root: str, who: str, x: Any = None, **fields: Any) -> Any:
     ("strategy", "who", "more"),
     [
         ("aeasgd", "server", {}),
-        ("all_reduce", "worker", {"collective": "shared"}),
+        pytest.param(
+            "all_reduce", "worker", {"collective": "shared"}, marks=pytest.mark.slow
+        ),
         pytest.param("all_reduce", "server", {"standby": 1}, marks=pytest.mark.slow),
         pytest.param("local_sgd", "worker", {}, marks=pytest.mark.slow),
         pytest.param("all_reduce", "", {}, marks=pytest.mark.slow),

@@ -22,7 +22,9 @@ IS_EAGER = keras.config.backend() == "torch"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", ["all_reduce", "single"])
+@pytest.mark.parametrize(
+    "strategy", ["all_reduce", pytest.param("single", marks=pytest.mark.slow)]
+)
 def test_values_set_by_callbacks_act_as_in_keras(
     strategy: str, kept: shoal.Session
 ) -> None:

@@ -201,10 +201,15 @@ def test_no_killed_process_is_left_after_a_second_press(grace_s: float) -> None:
     processes = [psutil.Process(launcher.pid(token)) for token in tokens]
     for process in processes:
         process.suspend()
-    with pytest.raises(KeyboardInterrupt), undisturbed():
-        press()
-        press()
-        launcher.close(grace_s)
+
+    def end() -> None:
+        with undisturbed():
+            press()
+            press()
+            launcher.close(grace_s)
+
+    with pytest.raises(KeyboardInterrupt):
+        end()
     assert not [process for process in processes if process.is_running()]
 
 

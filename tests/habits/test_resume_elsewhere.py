@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("resume")]
 
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="needs a process namespace of its own")
-@pytest.mark.parametrize("strategy", ["aeasgd", "all_reduce"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("aeasgd", marks=pytest.mark.slow), "all_reduce"]
+)
 def test_a_run_on_storage_goes_on_in_another_container(
     s3: Bucket, strategy: str
 ) -> None:

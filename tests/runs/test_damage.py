@@ -191,7 +191,7 @@ def test_any_value_in_any_field_is_read_or_reported(
 
 
 @settings(
-    max_examples=40,
+    max_examples=20,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(st.sampled_from(PLACES), JSON)
@@ -379,7 +379,7 @@ def test_a_damaged_plan_is_an_error_of_resume(content: bytes, root: str):
 
 
 @settings(
-    max_examples=150,
+    max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(JSON | st.fixed_dictionaries({"backend": JSON}))
