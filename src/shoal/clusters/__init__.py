@@ -1,4 +1,4 @@
-"""Clusters, which provide machines: one file for each kind."""
+"""Clusters, which provide machines: one file and one line in `finding` for each."""
 
 from shoal.clusters.base import Allocation, Cluster, ResourceRequest
 from shoal.clusters.ray import Ray

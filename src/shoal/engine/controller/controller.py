@@ -177,8 +177,9 @@ class Controller:
             self._observer.on_event("rollback", lineage=0, clock=0, committed={})
         self._servers.prepare()
         self._begin(resume_point)
-        # After `_begin`: that server raises the lineage by itself, and the one after it
-        # must begin above.
+        # After `_begin`: the server that starts there raises the lineage of its
+        # checkpoint by one. The next server from the same checkpoint has to begin above
+        # that.
         resume_point.next_lineage()
         self._go_back(resume_point)
         self._repeat()

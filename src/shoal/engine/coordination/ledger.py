@@ -137,7 +137,8 @@ class Ledger:
     def cut(self, epoch: int) -> None:
         """Shrinks an epoch to the samples that are leased or committed."""
         book = self._books[epoch]
-        # Samples that a lost worker returns later are leased again: they still count.
+        # Only free rows go. Those that a lost worker returns later are leased again:
+        # they belong to the epoch.
         book.rows -= len(book.free)
         book.free = Ranges()
 

@@ -72,8 +72,9 @@ class Pushes:
             return Refuse(push.rank, push.incarnation, "samples it does not hold")
         is_one = self._rules.alone_steps > 0 and len(self._roster.ready()) == 1
         if push.is_alone and not is_one:
-            # Others become ready only with weights that this one publishes, and it
-            # hears of them with the answer.
+            # A second worker becomes ready only with weights that the first one
+            # publishes, and the answer to that tells the first one of it: so a worker
+            # that still calls itself alone is wrong or forged.
             return Refuse(push.rank, push.incarnation, "steps without its partners")
         return None
 
@@ -91,8 +92,8 @@ class Pushes:
         member.untold, member.is_late = [], False
         held = tuple(self._epochs.ledger.held(member.rank))
         if self._rules.is_elastic:
-            # Its displacement is gone. It goes on from its own weights without this
-            # one, where other strategies adopt the center.
+            # Its displacement is gone. An elastic worker goes on from its own weights
+            # without it; workers of other strategies adopt the center.
             return Respond(member.rank, "repeat", "none", held)
         member.version, member.is_stale = version, False
         return Respond(member.rank, "repeat", "center", held)

@@ -144,7 +144,7 @@ class Primary(BaseServer):
             peer = self._workers.get(session.rank)
             waits = not is_whole and self._split_messages.waits(session.rank)
             if peer in waiting or waits:
-                session.liveness.answered(now)  # it will be, when another server can
+                session.liveness.answered(now)  # it waits for another server
             elif peer is not None and peer.channel.has_moved():
                 session.liveness.moves(now)
             elif pause_s > PAUSE_S:  # this server stood still, and has read nothing
@@ -189,8 +189,8 @@ class Primary(BaseServer):
             blob: Bytes that follow the event.
         """
         # Told to the standby and the other servers before it is handled: all compute at
-        # the same time, and what follows is held until the standby has the event
-        # (decisions 14 and 21).
+        # the same time. Replies and reports of this event are held until the standby
+        # has acknowledged it (decisions 14 and 21).
         at = round(self._clock() - self._began, 6)
         self._replication.log(event, at, session, blob)
         entry = self.replica.enter(event, at)
