@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, final
 
 import pytest
 
+from shoal.errors import ClusterError
 from shoal.launchers import remote
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.carrier import CallResult, Carrier, RequestedAgent
@@ -26,8 +28,8 @@ ARRIVAL = Arrival(
 class OneAgent(Carrier):
     """A carrier whose only agent arrives, and answers while `is_there`."""
 
-    def __init__(self) -> None:
-        self.is_there, self._count = True, 0
+    def __init__(self, arrival: Arrival = ARRIVAL) -> None:
+        self.is_there, self._count, self._arrival = True, 0, arrival
 
     @property
     def node_id(self) -> str:
@@ -47,7 +49,7 @@ class OneAgent(Carrier):
         return method, self._count
 
     def ready(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, CallResult]:
-        values = {"arrive": ARRIVAL, "report": AgentReport()}
+        values = {"arrive": self._arrival, "report": AgentReport()}
         if not self.is_there:
             return {}
         return {call: CallResult(value=values.get(call[0])) for call in calls}
@@ -103,3 +105,14 @@ def test_a_pause_of_the_driver_loses_no_node(driver: Any) -> None:
     assert driver.look(9, every_s=0.1) == []
     driver.carrier.is_there = True
     assert driver.look(99, every_s=0.1) == []
+
+
+def test_a_node_with_another_keras_is_an_error() -> None:
+    blob = SharedBlob()
+    other = replace(ARRIVAL, versions={**ARRIVAL.versions, "keras": "3.0.0"})
+    launcher = remote.RemoteLauncher(OneAgent(other), blob, "", {})
+    launcher.start(Role(target="builtins:exec", name="worker-0"))
+    with pytest.raises(ClusterError, match=r"node 10\.0\.0\.3 has keras 3\.0\.0"):
+        launcher.poll()
+    launcher.close()
+    blob.close()

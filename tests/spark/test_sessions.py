@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import shoal
 from shoal.clusters import Spark
 from shoal.data.located import FileArguments
 from shoal.data.reading import Reading
+from shoal.errors import ClusterError
 from shoal.launchers.spark_session import active_context, read_session
 from tests.habits.cases import data, make_model
 from tests.spark.conftest import open_standalone
@@ -36,8 +38,14 @@ EAGER = {
     # Spark has a job of one task started again when it takes longer than this.
     "spark.speculation.task.duration.threshold": "1s",
 }
-GROWING = {
+EXCLUDING = {
     "spark.speculation": "false",  # a JVM keeps the settings of its first session
+    "spark.excludeOnFailure.enabled": "true",
+    "spark.excludeOnFailure.application.maxFailedTasksPerExecutor": "1",
+}
+GROWING = {
+    "spark.speculation": "false",
+    "spark.excludeOnFailure.enabled": "false",
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     "spark.dynamicAllocation.minExecutors": "0",
@@ -190,17 +198,60 @@ class BothTrain(Watch):
         return self.seen.count(2) > 5
 
 
+@contextmanager
+def instead(
+    spark: Any, standalone: Standalone, folder: Path, **settings: str
+) -> Generator[Any]:
+    """A session in place of that of this module, which it ends."""
+    spark.stop()
+    session = open_standalone(standalone.url, str(folder), **settings)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@pytest.mark.spark_long
+def test_an_executor_that_spark_excludes_has_no_slots(
+    spark: Any, standalone: Standalone, tmp_path: Path
+) -> None:
+    def fail_once(rows: Any) -> Any:
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        if context.attemptNumber() == 0:
+            raise OSError("the first attempt fails")
+        return rows
+
+    trained: dict[str, Any] = {
+        "batch_size": 16, "verbose": 0, "strategy": "aeasgd", "run": False,
+    }  # fmt: skip
+    with instead(spark, standalone, tmp_path / "spark", **EXCLUDING) as session:
+        assert session.sparkContext.parallelize([0], 1).mapPartitions(
+            fail_once
+        ).collect() == [0]
+        pause = threading.Event()
+        while read_session(active_context()).slots > 1:  # its listeners are told later
+            pause.wait(0.05)
+        assert shoal.plan(make_model(), *data(96), cluster="spark").workers == 1
+        with pytest.raises(ClusterError, match=r"1 executor\(s\) get no tasks"):
+            shoal.fit(
+                make_model(), *data(96), workers=2, cluster=Spark(wait_s=0), **trained
+            )
+        history = shoal.fit(
+            make_model(), *data(96), workers=1, cluster="spark", **trained
+        )
+        assert history.run.summary().samples_committed == 96
+
+
 @pytest.fixture
 def growing(
     spark: Any, standalone: Standalone, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
-    """A session in place of that of this module, which it ends."""
-    spark.stop()
-    session = open_standalone(
-        standalone.url, str(tmp_path_factory.mktemp("growing")), **GROWING
-    )
-    yield session
-    session.stop()
+    """A session that starts executors as they are needed."""
+    folder = tmp_path_factory.mktemp("growing")
+    with instead(spark, standalone, folder, **GROWING) as session:
+        yield session
 
 
 def test_executors_come_for_workers_and_go_with_them(

@@ -251,6 +251,11 @@ def no_hope(facts: Any, asked: ResourceRequest) -> bool:
 def _no_room(facts: Any, asked: ResourceRequest, wait_s: float) -> ClusterError:
     jobs = ", ".join(map(str, facts.jobs))
     busy = f"; {facts.busy} of them run tasks (jobs {jobs})" if facts.busy else ""
+    if facts.excluded:
+        busy += (
+            f"; {facts.excluded} executor(s) get no tasks, as tasks failed there "
+            "(spark.excludeOnFailure)"
+        )
     after = "" if no_hope(facts, asked) and facts.is_fixed else f" after {wait_s:g} s"
     return ClusterError(
         f"the Spark application has {facts.slots} slots{busy}{after}. Expected "

@@ -66,7 +66,8 @@ class SessionFacts:
         resources: Resources of each task that was asked for.
         slots: Tasks that run at once on all executors.
         busy: Tasks that run now.
-        executors: Executors that are there now.
+        executors: Executors that are there now, and are given tasks.
+        excluded: Executors that Spark gives no task, as tasks failed there.
         is_dynamic: Whether Spark adds executors while jobs wait.
         python_mib: Limit of the memory of each Python process, 0 for none.
         overhead_mib: Memory of an executor for processes beside its JVM, 0 if its
@@ -80,6 +81,7 @@ class SessionFacts:
     resources: TaskResources
     slots: int
     executors: tuple[Executor, ...]
+    excluded: int = 0
     busy: int = 0
     is_dynamic: bool = False
     python_mib: int = 0
@@ -174,20 +176,29 @@ def read_session(
     )
     found = jvm.statusStore().executorList(True)
     listed = [found.apply(number) for number in range(found.size())]
+    there = [one for one in listed if one.isActive() and one.maxTasks()]
+    usable = [one for one in there if not one.isExcluded()]
+    # Spark counts the slots of all.
+    most = int(jvm.maxNumConcurrentTasks(java_profile))
+    lost = sum(
+        int(one.maxTasks()) * usual.cpus // resources.cpus
+        for one in there
+        if one.isExcluded()
+    )
     host = conf.get("spark.driver.host") or "localhost"
     return SessionFacts(
         master=context.master or "",
         host=host,
         bind=conf.get("spark.driver.bindAddress") or host,
         resources=resources,
-        slots=int(jvm.maxNumConcurrentTasks(java_profile)),
+        slots=max(0, most - lost),
+        excluded=len(there) - len(usable),
         executors=tuple(
             Executor(
                 host=str(one.hostPort()).rpartition(":")[0],
                 cores=int(one.maxTasks()) * usual.cpus,
             )
-            for one in listed
-            if one.isActive() and one.maxTasks()
+            for one in usable
         ),
         # What the status store tells of running tasks may be 10 s old.
         busy=math.ceil(
