@@ -73,6 +73,7 @@ def test_a_training_from_its_form_to_its_model(
     table = page.locator('[aria-label="Table of workers"] tbody tr')
     slow(table).to_have_count(2)
     slow(table.nth(1)).to_contain_text("working")
+    slow(page.locator("figure.leases rect").first).to_be_visible()
     pid = int(table.nth(1).locator("td").nth(2).inner_text())
     os.kill(pid, signal.SIGKILL)
     slow(page.locator(".moments")).to_contain_text("worker 1 lost")

@@ -80,7 +80,7 @@ class LeaseFold:
         self._open: dict[int, EpochLeases] = {}
 
     def epochs(self, *, is_over: bool = False) -> list[EpochLeases]:
-        """Returns the open epochs of the last report, in order.
+        """Returns the epochs that were open at the last report, in order.
 
         Args:
             is_over: Whether nobody trains any more: what was leased is free.
@@ -104,7 +104,11 @@ class LeaseFold:
                     epoch: one.without(rank) for epoch, one in self._open.items()
                 }
             case "epoch_ended":
-                self._open.pop(int(event.get("epoch", -1)), None)
+                one = self._open.get(int(event.get("epoch", -1)))
+                if one is not None:  # shown as complete until the next report
+                    self._open[one.epoch] = EpochLeases(
+                        epoch=one.epoch, rows=one.rows, committed=((0, one.rows),)
+                    )
             case "rollback" | "run_started" | "run_resumed":
                 self._open = {}  # until the server reports again
             case _:

@@ -158,6 +158,14 @@ class Ledger:
         """Committed samples of an epoch."""
         return len(self._books[epoch].committed)
 
+    def done(self, epoch: int) -> list[int]:
+        """The committed samples of an epoch: start, stop, start, stop, in order."""
+        return list(self._books[epoch].committed.bounds)
+
+    def rows(self, epoch: int) -> int:
+        """Samples of an epoch."""
+        return self._books[epoch].rows
+
     def is_done(self, epoch: int) -> bool:
         """Whether every sample of an epoch is committed."""
         return self.committed(epoch) == self._books[epoch].rows
@@ -219,6 +227,11 @@ class Ledger:
         piece = Piece(epoch, start, stop, step_rows)
         self._leases.setdefault(owner, []).append(piece)
         return piece
+
+    @property
+    def owners(self) -> list[int]:
+        """Every owner of a lease, in order."""
+        return sorted(owner for owner, pieces in self._leases.items() if pieces)
 
     def held(self, owner: int) -> list[Piece]:
         """Leases of an owner that are not committed yet."""

@@ -13,6 +13,7 @@ from typing import Any, final
 
 from shoal.engine.coordination.instructions import Instruction, PushMetadata, Respond
 from shoal.engine.coordination.interpreter import Interpreter
+from shoal.engine.coordination.lease_report import lease_report
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.timeouts import LivenessTimeout
 from shoal.engine.server.callback_changes import CallbackChanges
@@ -52,6 +53,7 @@ from shoal.engine.transport.messages.events import (
 from shoal.engine.transport.messages.server_to_controller import (
     Joined,
     Late,
+    LeasesShown,
     RolledBack,
     Warned,
     WorkerLeft,
@@ -85,6 +87,9 @@ UNGROUPED = (
     "why. From now on the server does it, as with collective='server'."
 )
 
+LEASES_S = 1.0
+"""Seconds between two reports of leases, at least."""
+
 
 @final
 class Replica(Interpreter):
@@ -101,6 +106,7 @@ class Replica(Interpreter):
         self.sessions: dict[int, WorkerSession] = {}
         self.at = 0.0
         """Seconds of the run at the last event."""
+        self._shown_at = -LEASES_S
         self.report_buffer = ReportBuffer(spec.sizes, self._effects, spec.losses)
         self.event_log = EventLog(spec.others)
         checkpoint = spec.checkpoint
@@ -147,7 +153,7 @@ class Replica(Interpreter):
 
     # ------------------------------------------------------------ replicas
 
-    _PLAIN = ("at", "sequencer", "learning_rate", "_nan_status")
+    _PLAIN = ("at", "sequencer", "learning_rate", "_nan_status", "_shown_at")
 
     def take_effects(self) -> list[Effect]:
         """Returns the effects that were not taken yet.
@@ -392,6 +398,14 @@ class Replica(Interpreter):
         self.report_buffer.note(self.sessions, found, self.at, self.sequencer.version)
         if self.sequencer.is_in_step:
             self.report_buffer.flush()  # all wait for the controller
+        if self.at - self._shown_at >= LEASES_S:
+            self._show_leases()
+
+    def _show_leases(self) -> None:
+        epochs = lease_report(self.sequencer.ledger)
+        if epochs:
+            self._shown_at = self.at
+            self._tell(LeasesShown(epochs=epochs))
 
     def _respond(self, answer: Respond) -> None:
         session = self.sessions[answer.rank]

@@ -275,11 +275,23 @@ class Exchanges(Report):
     records: Annotated[list[list[Any]], partial(some, most=MOST_ALL)]
 
 
+@final
+class LeasesShown(Report):
+    """Who trains which samples of the open epochs.
+
+    Args:
+        epochs: See `lease_report`.
+    """
+
+    kind: ClassVar[str] = "leases"
+    epochs: Annotated[list[Any], some]
+
+
 REPORTS: Mapping[str, Parser[Report]] = {
     **by_kind(
         Pong, Leads, StandbyCalled, StandbyReady, StandbyLeft, CallerRejected, Mismatch,
         Unordered, Broken, Joined, WorkerReady, WorkerLeft, Late, Warned, RolledBack,
-        Exchanges, EpochEnded, CenterShown, OptimizerState, WorkerSnapshot,
+        Exchanges, LeasesShown, EpochEnded, CenterShown, OptimizerState, WorkerSnapshot,
         RestartState,
     ),
     **dict.fromkeys(WORKER_REPORTS, WorkerTold),
