@@ -153,6 +153,26 @@ def test_charts_of_a_run_as_json(serving: Serving, root: Path):
     assert json.loads(answer.text)["x"] == "samples"
 
 
+def test_troubles_and_checkpoints_are_marks(serving: Serving, root: Path):
+    run = create(str(root), "fish")
+    run.event("run_started", strategy="adag", workers=2, rows=640, epochs=2)
+    for number in range(60):
+        run.event("checkpoint_written", number=number, bytes=1000)
+    run.event("not_finite", rank=1, what="loss", reaction="rollback")
+    run.event("rolling_back", reason="numbers are not finite")
+    run.event("late", ranks=[0, 1])
+    served = serving.start(root)
+    found = json.loads(served.ask(f"/runs/runs/{run.id}/series.json").text)["marks"]
+    assert [mark["text"] for mark in found if not mark["usual"]] == [
+        "worker 1: NaN or infinity in loss",
+        "going back to a checkpoint: numbers are not finite",
+        "a round was closed without workers 0, 1",
+    ]
+    usual = [mark["text"] for mark in found if mark["usual"]]
+    assert usual == [f"checkpoint {number}" for number in range(10, 60)]
+    assert "going back to a checkpoint" in served.ask(f"/runs/runs/{run.id}").text
+
+
 def test_a_smoothed_curve_keeps_the_raw_one_behind_it(serving: Serving, root: Path):
     run = make_run(root, "fish")
     served = serving.start(root, has_charts=True)

@@ -48,10 +48,12 @@ class Mark:
     Args:
         x: Its place on the axis.
         text: What happened.
+        is_usual: Whether it is part of every run, and drawn less strongly.
     """
 
     x: float
     text: str
+    is_usual: bool = False
 
 
 def sampled(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Points:
@@ -197,8 +199,9 @@ def draw(
     for mark in marks:
         if frame.left <= mark.x <= frame.right:
             at = f"{frame.x(mark.x):.1f}"
+            kind = "mark usual" if mark.is_usual else "mark"
             parts.append(
-                f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" '
+                f'<line class="{kind}" x1="{at}" x2="{at}" y1="{_TOP}" '
                 f'y2="{HEIGHT - _BOTTOM}"><title>{_shown(mark.text)}</title></line>'
             )
     return "".join([*parts, "</svg>"])

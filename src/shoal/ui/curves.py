@@ -13,7 +13,8 @@ from statistics import median
 from typing import Any, final
 
 from shoal.ui.charts import MOST_POINTS, Mark, Points, Series, sampled, smoothed, within
-from shoal.ui.live import Exchanges, Moment, RunView
+from shoal.ui.live import Exchanges, RunView
+from shoal.ui.moments import Moment
 
 AXES = {
     "samples": "samples",
@@ -111,7 +112,10 @@ def charts_of(view: RunView, choice: Choice) -> list[Chart]:
 def marks_of(view: RunView, x: str) -> list[Mark]:
     """Returns the moments of a run on an axis."""
     with view.lock:
-        return [Mark(x=_at(view, one, x), text=one.text) for one in view.moments]
+        return [
+            Mark(x=_at(view, one, x), text=one.text, is_usual=one.is_usual)
+            for one in view.moments
+        ]
 
 
 def merged_loss(exchanges: Exchanges, x: str) -> Points:

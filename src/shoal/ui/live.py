@@ -23,33 +23,15 @@ from shoal.runs.leases import EpochLeases, LeaseFold
 from shoal.runs.summary import SPENT, Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
 from shoal.runs.writer import look_at_writer
+from shoal.ui.moments import Moment, told
 
 LEAST_S = 0.1
 """Polls of a run are at least so far apart, however many watch it."""
-MOST_MARKS = 500
+MOST_MARKS, MOST_USUAL = 500, 50
+"""Moments that are kept: unusual ones, and such as checkpoints."""
 MOST_FOLLOWERS = 24
 """Runs whose numbers stay in memory."""
 _SPEED_S = 10.0
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """Something that happened in a run, a mark in its charts and a row in its list.
-
-    Args:
-        kind: Kind of the event.
-        t: Seconds of the run.
-        time: Unix seconds.
-        samples: Samples committed before it.
-        text: What happened.
-    """
-
-    kind: str
-    t: float
-    time: float
-    samples: int
-    text: str
 
 
 @final
@@ -93,7 +75,8 @@ class RunView:
         self.spent: dict[int, list[float]] = {}
         """Rank -> its seconds of compute, data, wait and exchange."""
         self.epochs: list[dict[str, Any]] = []
-        self.moments: deque[Moment] = deque(maxlen=MOST_MARKS)
+        self._moments: deque[Moment] = deque(maxlen=MOST_MARKS)
+        self._usual: deque[Moment] = deque(maxlen=MOST_USUAL)
         self.checkpoint: Event = {}
         self._clock = clock
         self._began = self._polled = float("-inf")
@@ -140,6 +123,12 @@ class RunView:
             if changed or was != (self.is_removed, self.damage, may_live):
                 self.version += 1
             return self.version
+
+    @property
+    def moments(self) -> list[Moment]:
+        """What happened, oldest first; only the last checkpoints."""
+        with self.lock:
+            return sorted([*self._moments, *self._usual], key=lambda one: one.time)
 
     def summary(self) -> RunSummary:
         """Returns the summary so far."""
@@ -202,17 +191,16 @@ class RunView:
                     epoch["metrics"].update(event.get("metrics") or {})
         elif kind == "checkpoint_written":
             self.checkpoint = event
-        text = _told(event)
+        text = told(event)
         if text:
-            self.moments.append(
-                Moment(
-                    kind=str(kind),
-                    t=float(event.get("t", 0.0)),
-                    time=float(event.get("time", 0.0)),
-                    samples=self._total,
-                    text=text,
-                )
+            moment = Moment(
+                kind=str(kind),
+                t=float(event.get("t", 0.0)),
+                time=float(event.get("time", 0.0)),
+                samples=self._total,
+                text=text,
             )
+            (self._usual if moment.is_usual else self._moments).append(moment)
         if kind == "rollback":
             counts: Mapping[Any, int] = event.get("committed") or {}
             self._total = sum(counts.values())
@@ -257,33 +245,6 @@ class RunView:
                 "learning_rate": event.get("learning_rate"),
             }
         )
-
-
-def _told(event: Event) -> str:
-    """Returns what an event means for a reader; "" for everyday ones."""
-    rank, reason = event.get("rank"), str(event.get("reason", ""))
-    because = f": {reason}" if reason else ""
-    match event.get("kind"):
-        case "worker_lost":
-            return f"worker {rank} lost{because}"
-        case "worker_replaced":
-            return f"worker {rank} replaced"
-        case "rollback":
-            return "rolled back to a checkpoint"
-        case "run_resumed":
-            return f"resumed with {event.get('workers', '?')} workers"
-        case "stop_asked":
-            return f"asked to stop by {event.get('by', 'somebody')}"
-        case "checkpoint_failed":
-            return f"checkpoint failed{because}"
-        case "warning" | "note":
-            return str(event.get("text", ""))
-        case "run_finished":
-            return f"run {event.get('status', 'ended')}"
-        case str(kind) if kind.startswith(("server_", "nan_", "standby_")):
-            return kind.replace("_", " ") + because
-        case _:
-            return ""
 
 
 @final

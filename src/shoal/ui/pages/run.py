@@ -70,7 +70,7 @@ def show_run(site: Site, request: Request) -> Response:
         "speed": view.speed(),
         "pictures": pictures_of(view, choice) if is_plain else [],
         "is_plain": is_plain,
-        "moments": list(view.moments),
+        "moments": view.moments,
         "axes": AXES,
         "choice": choice,
         "left": _time_left(view),

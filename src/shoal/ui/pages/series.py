@@ -73,8 +73,8 @@ def packed(charts: Sequence[Chart], marks: Sequence[Mark], choice: Choice) -> Re
             }
             for chart in charts
         ],
-        "marks": [{"x": _short(mark.x), "text": shown_text(mark.text)}
-                  for mark in marks],
+        "marks": [{"x": _short(mark.x), "text": shown_text(mark.text),
+                   "usual": mark.is_usual} for mark in marks],
     }  # fmt: skip
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return Response(text, media_type="application/json")

@@ -263,12 +263,12 @@ class Plot {
   drawMarks(u) {
     const { ctx, bbox } = u;
     ctx.save();
-    ctx.strokeStyle = colour("--bad");
-    ctx.lineWidth = 1.5 * devicePixelRatio;
     ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
     for (const mark of shown.marks) {
       const x = u.valToPos(mark.x, "x", true);
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.strokeStyle = colour(mark.usual ? "--line" : "--bad");
+      ctx.lineWidth = (mark.usual ? 1 : 1.5) * devicePixelRatio;
       ctx.beginPath();
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
