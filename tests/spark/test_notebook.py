@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import subprocess
@@ -89,3 +90,81 @@ def test_frames_are_made_with_a_session_of_spark_2(
     found = re.search(r"([\d,]+) events to train on, (\d+) to test with", done.stdout)
     assert found
     assert int(found[1].replace(",", "")) + int(found[2]) == 2000
+
+
+PRESSES = """
+import json, os, signal, sys, threading
+import nbclient, nbformat
+
+class Client(nbclient.NotebookClient):
+    def process_message(self, msg, cell, cell_index):
+        if "TRAINING" in str(msg["content"].get("text", "")):
+            for _ in range(2):  # the stop button
+                os.kill(self.km.provisioner.pid, signal.SIGINT)
+                threading.Event().wait(0.3)
+        return super().process_message(msg, cell, cell_index)
+
+cells = [nbformat.v4.new_code_cell(cell) for cell in json.load(sys.stdin)]
+notebook = nbformat.v4.new_notebook(cells=cells)
+Client(notebook, kernel_name="python3", timeout=200).execute()
+outputs = [
+    "".join(o["text"] for o in cell.outputs if o.get("name") == "stdout")
+    for cell in notebook.cells
+]
+print(json.dumps(outputs))
+"""
+
+CELLS = (
+    """
+import keras, shoal
+from tests.habits.cases import data, make_model
+from tests.spark.conftest import open_session
+from tests.spark.processes import training_processes
+spark = open_session("local[2]", FOLDER)
+model, (x, y) = make_model(), data(320)
+before = model.get_weights()[0].copy()
+
+class Told(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2:
+            print("TRAINING", flush=True)
+
+def train(epochs, *callbacks):
+    return shoal.fit(
+        model, x, y, batch_size=16, epochs=epochs, strategy="aeasgd", workers=2,
+        verbose=0, run=False, cluster="spark", callbacks=[*callbacks],
+    )
+""",
+    """
+try:
+    train(99999, Told())
+except KeyboardInterrupt:
+    print("stopped")
+""",
+    """
+print(len(training_processes()), spark.range(100).count())
+print(abs(model.get_weights()[0] - before).max() > 0)
+print(train(2).run.summary().samples_committed)
+spark.stop()
+""",
+)
+
+
+@pytest.mark.spark_long
+def test_a_second_stop_in_a_notebook_keeps_its_session(tmp_path: Path) -> None:
+    needs_java()
+    cells = [cell.replace("FOLDER", repr(str(tmp_path))) for cell in CELLS]
+    # In a process of its own: Jupyter's threads and sockets live as long as that.
+    done = subprocess.run(
+        [sys.executable, "-c", PRESSES], input=json.dumps(cells), check=False,
+        capture_output=True, text=True, timeout=300,
+        env={
+            **variables(tmp_path), "PYTHONPATH": str(HIGGS.parents[1]),
+            "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
+            "IPYTHONDIR": str(tmp_path / "ipython"),
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    outputs = json.loads(done.stdout.splitlines()[-1])
+    assert "stopped" in outputs[1]
+    assert outputs[2].split() == ["0", "100", "True", "640"]
