@@ -181,7 +181,8 @@ def train(root: Path, epochs: int, watching: Callable[[str], Any]) -> float:
     """Trains; returns samples a second between the first exchange and the last."""
     command = [sys.executable, "-c", TRAINING, str(root), str(epochs)]
     before = set(run_ids(root))
-    with subprocess.Popen(command, env=os.environ) as process:
+    env = {"KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+    with subprocess.Popen(command, env=env) as process:
         while not (new := set(run_ids(root)) - before):
             if process.poll() is not None:
                 raise RuntimeError(f"the training ended with {process.returncode}")

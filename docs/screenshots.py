@@ -92,43 +92,50 @@ def text_of(run: Path) -> str:
     return "".join(path.read_text() for path in (run / "events").iterdir())
 
 
+def take(browser: Any, root: Path, home: Path, pages: dict[str, str]) -> None:
+    """Takes pictures of pages of a folder of runs, wide and narrow, light and dark."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "shoal", "ui", "--no-browser", "--port", "0",
+         "--root", str(root)],
+        stdout=subprocess.PIPE, text=True, cwd=home,
+        env={**os.environ, "HOME": str(home), "SHOAL_CACHE": str(home)},
+    )  # fmt: skip
+    try:
+        link = server.stdout.readline().strip() if server.stdout else ""
+        base = link.partition("/?")[0]
+        for size, shape in (("", WIDE), ("-phone", PHONE)):
+            for theme in ("light", "dark"):
+                context = browser.new_context(viewport=shape, color_scheme=theme)
+                page = context.new_page()
+                page.goto(link)
+                for name, path in pages.items():
+                    page.goto(f"{base}{path}")
+                    if name in ("run", "compare"):
+                        page.locator(".plot canvas").first.wait_for()
+                    if name == "run":
+                        page.evaluate(
+                            "document.querySelector('#curves').scrollIntoView()"
+                        )
+                    save(page, f"{name}{size}-{theme}")
+                context.close()
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def main() -> None:
     """Makes all pictures."""
     OUT.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
-        root = Path(sys.argv[1]).resolve() if sys.argv[1:] else demo(Path(place))
-        talking = talk(Path(place))
-        server = subprocess.Popen(
-            [sys.executable, "-m", "shoal", "ui", "--no-browser", "--port", "0",
-             "--root", str(root), "--root", str(talking.parent)],
-            stdout=subprocess.PIPE, text=True, cwd=place,
-            env={**os.environ, "HOME": place, "SHOAL_CACHE": place},
-        )  # fmt: skip
-        try:
-            link = server.stdout.readline().strip() if server.stdout else ""
-            base = link.partition("/?")[0]
-            browser = playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
-            for size, shape in (("", WIDE), ("-phone", PHONE)):
-                for theme in ("light", "dark"):
-                    context = browser.new_context(viewport=shape, color_scheme=theme)
-                    page = context.new_page()
-                    page.goto(link)
-                    logs = f"/runs/logs/{talking.name}/logs?q=shard"
-                    for name, path in {**pages_of(root), "logs": logs}.items():
-                        page.goto(f"{base}{path}")
-                        if name in ("run", "compare"):
-                            page.locator(".plot canvas").first.wait_for()
-                        if name == "run":
-                            page.evaluate(
-                                "document.querySelector('#curves').scrollIntoView()"
-                            )
-                        save(page, f"{name}{size}-{theme}")
-                    context.close()
-            browser.close()
-        finally:
-            server.terminate()
-            server.wait()
+        home = Path(place)
+        root = Path(sys.argv[1]).resolve() if sys.argv[1:] else demo(home)
+        talking = talk(home)
+        browser = playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
+        take(browser, root, home, pages_of(root))
+        logs = f"/runs/logs/{talking.name}/logs?q=shard"
+        take(browser, talking.parent, home, {"logs": logs})
+        browser.close()
 
 
 if __name__ == "__main__":
