@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -214,6 +215,7 @@ def test_ensemble_trains_each_model_on_all_data():
         ({"spares": -1}, "spares=-1"),
         ({"spares": 0.5}, "spares=0.5"),
         ({"codec": "int4"}, "Did you mean 'int8'"),
+        ({"strategy": LocalSGD(), "scale_rate": "root"}, "scale_rate 'root'"),
         ({"overlap": 1}, "overlap=1 cannot be used. Expected True or False"),
         ({"threads": 0}, "threads=0"),
         ({"seed": -1}, "seed=-1"),
@@ -551,3 +553,45 @@ def test_environment_the_rest():
 def test_invalid_environment_variables_are_refused(name: str, text: str):
     with pytest.raises(ConfigError, match=f"{name}='{text}'"):
         environment({name: text})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "scale_rate", "factor"),
+    [
+        (LocalSGD(), "Adam", None, 2.0),
+        (LocalSGD(), "SGD", None, 1.0),
+        (LocalSGD(), "Adam", "none", 1.0),
+        (LocalSGD(), "SGD", "linear", 4.0),
+        (Downpour(), "Adam", None, 1.0),
+        (Downpour(), "Adam", "sqrt", 2.0),
+        (AllReduce(), "Adam", None, 1.0),
+        (AllReduce(scale_learning_rate=True), "Adam", None, 4.0),
+    ],
+)
+def test_the_rate_follows_the_workers(
+    strategy: Strategy, optimizer: str, scale_rate: str | None, factor: float
+):
+    model = replace(MODEL, optimizer=optimizer)
+    found = plan(strategy, model=model, workers=4, scale_rate=scale_rate)
+    assert found.rate_factor == factor
+    is_default = factor == 2.0 and scale_rate is None
+    assert ("scale_rate='none' leaves it" in found.explain()) is is_default
+    assert (f"use {factor:g} times the optimizer's" in found.explain()) is (factor > 1)
+    alone = plan(strategy, model=model, workers=1, scale_rate=scale_rate)
+    assert (alone.rate_factor, "learning rate" in alone.explain()) == (1.0, False)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(), Ensemble()])
+def test_only_a_rate_of_averaged_workers_is_scaled(strategy: Strategy):
+    with pytest.raises(PlanError, match=f"scale_rate='sqrt' with {strategy.name}"):
+        plan(strategy, workers=2, scale_rate="sqrt")
+    assert plan(strategy, workers=2, scale_rate="none").rate_factor == 1.0
+
+
+def test_a_request_of_an_older_version_keeps_its_rate():
+    old = pickle.loads(pickle.dumps(Request(strategy=LocalSGD(), scale_rate="sqrt")))
+    assert old.scale_rate == "sqrt"
+    state = {k: v for k, v in vars(old).items() if k != "scale_rate"}
+    old = Request.__new__(Request)
+    old.__setstate__(state)
+    assert resolve(old, MODEL, DATA, MACHINE).rate_factor == 1.0

@@ -71,6 +71,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     collective: str = "auto",
     codec: str = "float32",
     overlap: bool = False,
+    scale_rate: str | None = None,
     on_nan: str | None = None,
     checkpoint_every: float | str | bool | None = None,
     threads: int | None = None,
@@ -170,6 +171,11 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         overlap: Whether workers compute on while their vectors travel; steps taken
             meanwhile are added to the reply. For strategies that exchange
             weights, on slow links.
+        scale_rate: How the workers' learning rate follows their number, for strategies
+            that exchange weights: "sqrt" multiplies the optimizer's rate by its square
+            root, "linear" by the number, "none" by 1. It grows to that during the first
+            epoch; callbacks and logs have the unscaled one. Default None: "sqrt" for
+            Adagrad, Adam and its like, except with "downpour", "adag" and "eamsgd".
         on_nan: Reaction when weights, gradients or the loss of a worker turn NaN
             or infinite: "stop" the run; "skip" that worker's change of these
             samples (under "all_reduce": that step); "rollback" to the last checkpoint,
@@ -224,8 +230,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         seed=seed, deterministic=deterministic, epoch_barrier=epoch_barrier,
         max_restarts=max_restarts, servers=servers, standby=standby, spares=spares,
         quorum=quorum, collective=collective, codec=codec, overlap=overlap,
-        on_nan=on_nan, threads=threads, monitor=monitor, validation=validation,
-        validation_freq=validation_freq,
+        scale_rate=scale_rate, on_nan=on_nan, threads=threads, monitor=monitor,
+        validation=validation, validation_freq=validation_freq,
     )  # fmt: skip
     call = FitCall(
         model=model, request=request, workers=workers, cluster=where, x=x, y=y,

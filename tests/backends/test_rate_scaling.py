@@ -99,6 +99,19 @@ def test_callbacks_change_the_unscaled_rate() -> None:
     assert_close(weights_of(ours), weights_of(plain))
 
 
+def test_averaged_workers_grow_to_the_rate_of_their_number() -> None:
+    """The mean of two workers that took one step each is a step of both batches."""
+    ours, plain = make_model(SGD(RATE)), make_model(SGD(Grown(RATE, 96 // BATCH)))
+    x, y = data(96)
+    given: dict[str, Any] = {"epochs": 3, "shuffle": False, "verbose": 0}
+    shoal.fit(
+        ours, x, y, strategy="local_sgd:period=1", scale_rate="linear", run=False,
+        workers=WORKERS, cluster="inline", batch_size=BATCH // WORKERS, **given,
+    )  # fmt: skip
+    plain.fit(x, y, batch_size=BATCH, **given)
+    assert_close(weights_of(ours), weights_of(plain))
+
+
 def test_a_warm_up_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs scale_learning_rate=True"):
         AllReduce(warmup_epochs=5)

@@ -32,6 +32,7 @@ from shoal.plan.gpus import Place, gpu_warnings, places, places_of_cluster
 from shoal.plan.monitor import choose_monitor
 from shoal.plan.pace import alone_steps, fastest, is_chosen
 from shoal.plan.quorum import check_quorum, choose_quorum
+from shoal.plan.rates import choose_rate
 from shoal.plan.refusals import (
     refuse,
     refuse_fixed_batch,
@@ -175,6 +176,7 @@ def resolve(
         request, model, data, machine, batch=batch, steps=steps_each
     )  # fmt: skip
     exchanges = steps_each / (alone or strategy.period)
+    rate_factor, rate_epochs = choose_rate(request, model.optimizer, workers)
     where = places(machine.gpus, workers) if request.cluster == "local" else (
         places_of_cluster(machine.gpus_each, workers)
     )  # fmt: skip
@@ -190,6 +192,8 @@ def resolve(
         worker_batch_size=shares(batch, workers)[0] if exchanges_gradients else batch,
         global_batch_size=batch if exchanges_gradients else step,
         exchanges_per_epoch=exchanges,
+        rate_factor=rate_factor,
+        rate_epochs=rate_epochs,
         alone_steps=alone,
         quorum=choose_quorum(request, workers, asked=most),
         model=model,

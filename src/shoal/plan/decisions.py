@@ -48,6 +48,8 @@ class Decisions(ABC):
         collective: Where gradients are averaged: "server", or by the workers
             themselves: "shared" in memory of their machine, "native" by their backend.
         growth: Number of further workers that join when the cluster has room.
+        rate_factor: Factor of the workers' learning rate.
+        rate_epochs: Epochs over which it grows from 1 to that.
         alone_steps: Under gradient exchange, steps that the only worker takes before
             it reports them, while it has no partner; 0 if each step is exchanged.
     """
@@ -72,6 +74,8 @@ class Decisions(ABC):
     places: tuple[Place, ...] = ()
     collective: str = "server"
     growth: int = 0
+    rate_factor: float = 1.0
+    rate_epochs: int = 0
     alone_steps: int = 0
     choice: str = ""
 

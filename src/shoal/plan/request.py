@@ -66,6 +66,7 @@ class Request:
             `choose_quorum`.
         collective: "server", "shared", "native" or "auto"; see `choose_collective`.
         codec: One of `exchanging.CODECS`.
+        scale_rate: One of `rates.FACTORS`; None for the `usual_scale`.
         overlap: Whether workers compute while their vectors travel.
         on_nan: One of `ON_NAN`; None warns and continues.
         threads: Compute threads of each worker; None shares the cores.
@@ -100,12 +101,17 @@ class Request:
     collective: str = "auto"
     codec: str = "float32"
     overlap: bool = False
+    scale_rate: str | None = None
     on_nan: str | None = None
     threads: int | None = None
     monitor: str | None = None
     validation: str = "blocking"
     validation_freq: int | Sequence[int] = 1
     has_callbacks: bool = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Reads a request of a run; older ones were made before a default changed."""
+        self.__dict__.update({"scale_rate": "none"} | state)
 
     def with_plain_numbers(self) -> Request:
         """Returns this with NumPy's whole numbers, unknown to JSON, as Python's."""

@@ -57,5 +57,6 @@ class AEASGD(ElasticServer):
     """
 
     name: ClassVar[str] = "aeasgd"
+    scales_rate: ClassVar[bool] = True
 
     period: int = 10

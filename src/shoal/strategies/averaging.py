@@ -49,6 +49,7 @@ class Averaging(RoundStrategy):
 
     name: ClassVar[str] = "averaging"
     needs_anchor: ClassVar[bool] = False
+    scales_rate: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})
 
     period: int = 0

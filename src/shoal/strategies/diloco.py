@@ -64,6 +64,7 @@ class DiLoCo(RoundStrategy):
     name: ClassVar[str] = "diloco"
     message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
+    scales_rate: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"mean"})
 
     period: int = 50

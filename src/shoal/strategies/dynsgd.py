@@ -27,7 +27,8 @@ class DynSGD(ServerStrategy):
 
     Args:
         period: Local optimizer steps between two exchanges, at least 1, or 0 for
-            an epoch; default 5.
+            an epoch; default 20. A window should be longer than the memory of the
+            worker's own momentum, ten steps with Adam.
 
     Messages: a difference up, weights down; each the model's size in bytes. Stable
     below a learning rate of 1 / L, for curvature L, whatever the staleness.
@@ -53,9 +54,10 @@ class DynSGD(ServerStrategy):
     name: ClassVar[str] = "dynsgd"
     message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
+    scales_rate: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 
-    period: int = 5
+    period: int = 20
 
     def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
         """Returns the change since the last exchange."""

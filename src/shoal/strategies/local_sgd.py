@@ -51,6 +51,7 @@ class LocalSGD(RoundStrategy):
 
     name: ClassVar[str] = "local_sgd"
     needs_anchor: ClassVar[bool] = False
+    scales_rate: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})
 
     period: int = 10

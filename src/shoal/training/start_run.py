@@ -373,7 +373,7 @@ def compute_spec(plan: Plan, began: float) -> ComputeSpec:
 
 
 def _scaling(plan: Plan, began: float) -> RateScaling | None:
-    factor, epochs = plan.strategy.rate_scaling(plan.workers)
+    factor, epochs = plan.rate_factor, plan.rate_epochs
     if factor == 1:
         return None
     steps_per_epoch = math.ceil(plan.rows / plan.batch_size)
