@@ -19,7 +19,6 @@ from tests.api.problems import line, linear
 
 SHORT = {"step_s": 0.001, "exchange_s": 0.002}
 LONG = {"step_s": 0.2, "exchange_s": 0.002}
-ADAM = ("Adam",)
 MODEL = ModelFacts(
     name="mlp", parameters=380_000, statistics=0, optimizer="Adagrad",
     multiplications=Multiplications(dense=380_000),
@@ -53,7 +52,6 @@ def nodes(*cores: int) -> MachineFacts:
         ({**SHORT, "is_equal": False, "is_ordered": True}, "diloco", 50),
         ({**SHORT, "is_equal": False}, "aeasgd", 40),
         ({**SHORT, "is_equal": False, "workers": 8}, "async_diloco", 50),
-        ({**SHORT, "is_equal": False, "workers": 8, "normalising": ADAM}, "aeasgd", 40),
     ],
 )
 def test_the_strategy_of_a_situation(facts: dict[str, Any], name: str, period: int):
@@ -70,7 +68,6 @@ def test_the_strategy_of_a_situation(facts: dict[str, Any], name: str, period: i
     steps=some.integers(1, 10_000),
     is_equal=some.booleans(),
     refusal=some.sampled_from(["", "two optimizers"]),
-    normalising=some.sampled_from([(), ADAM]),
 )
 def test_a_strategy_that_may_diverge_is_never_chosen(workers: int, **facts: Any):
     found = choose(Situation(workers=workers, **facts)).strategy

@@ -41,7 +41,7 @@ def optimizer_warnings(model: ModelFacts) -> list[str]:
     ]
 
 
-STEADY, STEADY_LOST = "diloco", 0.7
+STEADY, STEADY_LOST = "diloco", 0.1
 """The strategy that stays, and the points that it lost with 16 workers there."""
 
 

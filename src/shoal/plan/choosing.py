@@ -1,7 +1,7 @@
 """What `strategy="auto"` means: from facts to a strategy, a period and a reason. Pure.
 
-The rules come from measurements (decision 36): they are tried in order, and the first
-one that applies decides.
+The rules come from measurements (decisions 36 and 37): they are tried in order, and
+the first one that applies decides.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ EXCHANGE_SHARE = 0.05
 """Share of a worker's time that exchanges should take at most."""
 STEP_SHARE = 0.1
 """The same for an exchange at every step, for which the curve is that of Keras."""
+FEW = 4
+"""Workers from which late changes need the momentum of async_diloco."""
 LEAST_EXCHANGES = 5
 """Exchanges of a worker and epoch, below which `plan` warns."""
 MOST_PERIOD = 500
@@ -47,7 +49,6 @@ class Situation:
             unknown.
         exchange_s: Estimated seconds of an exchange.
         steps: Steps of a worker in an epoch.
-        normalising: Class names of the optimizers that normalise their steps.
         period: Period that the user asked for, 0 for none.
 
     Example:
@@ -64,7 +65,6 @@ class Situation:
     step_s: float = 0.0
     exchange_s: float = 0.0
     steps: int = 1_000
-    normalising: tuple[str, ...] = ()
     period: int = 0
 
 
@@ -116,7 +116,6 @@ def situation_of(
         step_s=0.0 if has_gpus else step_s(model.multiplications, batch, cores),
         exchange_s=(link_s if is_far else exchange_s)(parameters, workers),
         steps=math.ceil(rows / (workers * batch)),
-        normalising=model.normalising,
         period=asked.period,
     )
 
@@ -188,10 +187,8 @@ def _of_weights(facts: Situation) -> tuple[Strategy, str]:
     if facts.is_equal or facts.is_ordered:
         who = "equal" if facts.is_equal else "ordered"
         return DiLoCo(), f"{facts.workers} {who} workers meet in rounds"
-    if facts.normalising or facts.workers < 4:
-        names = f" with {', '.join(facts.normalising)}" if facts.normalising else ""
-        return AEASGD(), f"{facts.workers} unequal workers{names} do not wait"
-    return AsyncDiLoCo(), f"{facts.workers} unequal workers do not wait"
+    strategy = AEASGD() if facts.workers < FEW else AsyncDiLoCo()
+    return strategy, f"{facts.workers} unequal workers do not wait"
 
 
 def _period(facts: Situation, usual: int) -> int:

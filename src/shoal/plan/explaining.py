@@ -52,8 +52,7 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
     found[1:1] = _places(plan)
     if plan.choice:
         found.insert(0, ("strategy", plan.choice))
-    if plan.rate_factor != 1:
-        found.append(("rate", _rate(plan)))
+    found += _rate(plan)
     if plan.machine.nodes and asked.servers > 1:
         found.append(("servers", _servers(plan)))
     if plan.data.validation_rows:
@@ -197,14 +196,16 @@ def _validation(plan: Decisions) -> str:
     return f"{rows}, in this process; workers wait"
 
 
-def _rate(plan: Decisions) -> str:
-    """Returns the learning rate of the workers, as a factor of the optimizer's."""
+def _rate(plan: Decisions) -> list[tuple[str, str]]:
+    """Returns the line about the workers' learning rate, if it is not the user's."""
+    if plan.rate_factor == 1:
+        return []
     text = f"workers use {plan.rate_factor:.3g} times the optimizer's learning rate"
     if plan.rate_epochs:
         text += f", reached after {count(plan.rate_epochs, 'epoch')}"
     if plan.request.scale_rate is None and plan.strategy.scales_rate:
         text += ", as they are averaged; scale_rate='none' leaves it as it is"
-    return text
+    return [("rate", text)]
 
 
 def _servers(plan: Decisions) -> str:

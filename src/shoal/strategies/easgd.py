@@ -61,7 +61,6 @@ class EASGD(ElasticStrategy, RoundStrategy):
     """
 
     name: ClassVar[str] = "easgd"
-    scales_rate: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"conserves", "mean"})
 
     def merge(
