@@ -539,6 +539,7 @@ def test_environment_the_rest():
     found = environment({"SHOAL_DATA": "/data", "SHOAL_VERBOSE": "2"})
     assert (found.data, found.verbose) == ("/data", 2)
     assert environment({"SHOAL_VERBOSE": "auto"}).verbose == "auto"
+    assert environment({"SHOAL_GENERATOR_GB": " 0.5 "}).generator_gb == 0.5
 
 
 @pytest.mark.parametrize(
@@ -548,6 +549,8 @@ def test_environment_the_rest():
         ("SHOAL_WORKERS", "1-2-3"),
         ("SHOAL_WORKERS", "-1"),
         ("SHOAL_VERBOSE", "3"),
+        ("SHOAL_GENERATOR_GB", "nan"),
+        ("SHOAL_GENERATOR_GB", "ten"),
     ],
 )
 def test_invalid_environment_variables_are_refused(name: str, text: str):

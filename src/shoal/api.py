@@ -441,10 +441,13 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
     from shoal.data.reading import Reading
     from shoal.data.training import scored_source
     from shoal.models.inspection import find_model
+    from shoal.plan.variables import environment
     from shoal.training import scoring
 
     model, factory = find_model(model)
-    reading = Reading.of_steps(steps, "data of evaluate")
+    reading = Reading.of_steps(
+        steps, "data of evaluate", generator_gb=environment().generator_gb
+    )
     files = FileArguments(
         features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
     )
@@ -507,10 +510,13 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
     from shoal.data.reading import Reading
     from shoal.data.training import scored_source
     from shoal.models.inspection import find_model
+    from shoal.plan.variables import environment
     from shoal.training import scoring
 
     model, factory = find_model(model)
-    reading = Reading.of_steps(steps, "data of predict")
+    reading = Reading.of_steps(
+        steps, "data of predict", generator_gb=environment().generator_gb
+    )
     files = FileArguments(
         features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
     ).without_targets(x)

@@ -137,21 +137,34 @@ def test_a_plan_leaves_a_generator_to_fit() -> None:
         source_of(given)
 
 
+@pytest.mark.parametrize(
+    ("free", "given", "why"),
+    [
+        (90_000, 1.0, "more than half of what is free in .* set TMPDIR"),
+        (10**9, 5e-5, "the limit is 0.0 GB, SHOAL_GENERATOR_GB.* _GB to more"),
+    ],
+)
 def test_a_generator_without_an_end_does_not_fill_the_disk(
+    free: int,
+    given: float,
+    why: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    free = SimpleNamespace(free=9000)
-    monkeypatch.setattr(spooled.shutil, "disk_usage", lambda _: free)
+    disk = SimpleNamespace(free=free)
+    monkeypatch.setattr(spooled.shutil, "disk_usage", lambda _: disk)
     monkeypatch.setattr(unended, "TOLD_S", 0.0)
-    with pytest.raises(DataError, match=r"has not ended after \d+ .* steps_per_epoch"):
-        source_of(counting())
+    steps = "pass validation_steps=N, the number of batches to take"
+    reading = Reading(steps_name="validation_steps", generator_gb=given)
+    with pytest.raises(DataError, match=rf"not ended after [34] .*{why}") as caught:
+        source_of(counting(), reading=reading)
+    assert steps in str(caught.value)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
     said = capsys.readouterr().err
-    assert "the generator is read to its end, as steps_per_epoch is not given" in said
-    assert "has not ended. If it has no end, stop this and pass steps_per" in said
+    assert "the generator is read to its end, as validation_steps is not given" in said
+    assert f"has not ended. If it has no end, press Ctrl-C and {steps}. Reading" in said
 
 
 def test_an_endless_generator_is_warned_of_once_and_at_once(

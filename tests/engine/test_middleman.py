@@ -9,19 +9,24 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import shoal
 from shoal.engine.server.standby import Standby, StandbySpec
+from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ExchangeTimeout
 from shoal.strategies import get
 from shoal.testing.problems import LeastSquares
+from shoal.training import start_run
 from shoal.wire import tls
 from shoal.wire.frames import BadFrame, Link
 from shoal.wire.handshake import HELLO, HELLO_BYTES, Callee, NoProof
 from tests.engine.middleman import HARMS, RECORD_BYTES, Middleman, Way, between
+from tests.engine.test_faults import BATCH, ROWS, data, kinds, model, summary
 from tests.support.inline import Cluster, Outcome, Setup
 
 PROBLEM = LeastSquares.seeded(rows=64, size=150)
@@ -284,3 +289,40 @@ def test_a_replayed_connection_is_refused() -> None:
     assert [end.rows for end in epochs] == [64, 64]
     assert [end.metrics[1] for end in epochs] == [64, 64]
     is_dark(middleman, cluster)
+
+
+# --------------------------------------------------------------- whole processes
+
+
+@pytest.mark.process
+def test_processes_harmed_before_they_have_joined_are_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of one the hello is changed, the other loses its connection in the handshake."""
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path))
+    monkeypatch.setattr(start_run, "identity_for", lambda _: tls.make_identity())
+    real = start_run.ServerAddress
+    with (
+        between(Middleman(HARMS["flip"], "up", 2)) as one,
+        between(Middleman(HARMS["cut"], "down", 2)) as other,
+    ):
+
+        def through_them(**fields: Any) -> ServerAddress:
+            middleman = (one, other)[fields["hint"]]
+            middleman.target = fields["address"]
+            return real(**{**fields, "address": middleman.address})
+
+        monkeypatch.setattr(start_run, "ServerAddress", through_them)
+        history = shoal.fit(
+            model(), *data(), strategy="aeasgd", workers=2, epochs=2, threads=1,
+            batch_size=BATCH, verbose=0,
+        )  # fmt: skip
+    assert one.has_harmed
+    assert other.has_harmed
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == 2 * ROWS
+    assert found.workers_lost == 2
+    # Only their replacements have joined.
+    assert kinds(history).count("worker_started") == 2
+    for _, seen in (*one.seen, *other.seen):
+        assert not [word for word in WORDS if word in seen]

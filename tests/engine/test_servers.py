@@ -18,6 +18,7 @@ from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.primary import Primary
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
+from shoal.wire.frames import BadFrame
 from tests.engine.test_standby import setup
 from tests.simulation.failover.processes import server_spec
 from tests.support.inline import Setup
@@ -57,6 +58,9 @@ class FakePool:
 
     def stop(self, name: str) -> None:
         self.stopped.append(name)
+
+    def promote(self) -> None:
+        self.server, self.standby = self.standby, ""
 
     @property
     def follows(self) -> StandbySpec:
@@ -172,3 +176,28 @@ def test_a_standby_dropped_before_its_server_knew_it_is_not_accepted(
         standby.stop()
     for each in (late_thread, thread):
         each.join(LIMIT_S)
+
+
+def test_a_server_that_cannot_be_understood_is_ended_before_its_standby_leads(
+    servers: Servers,
+    pool: FakePool,
+    notes: Notes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    standby = Standby.open(pool.follows, pool.other_listener.dup())
+    thread = threading.Thread(target=standby.run)
+    thread.start()
+    hear(servers, "standby_ready", notes)
+
+    def malformed(*_: Any) -> None:
+        raise BadFrame("'epoch': an infinite number")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.engine.controller.servers.hear", malformed)
+        assert servers.receive(LIMIT_S) is None
+    assert pool.stopped == ["server"]
+    reason = dict(notes.events)["server_lost"]["reason"]
+    assert reason.startswith("sent what no server of this run sends: 'epoch'")
+    hear(servers, "server_replaced", notes)
+    servers.close()
+    thread.join(LIMIT_S)

@@ -29,8 +29,11 @@ from shoal.training.resuming import Call, resume
 from shoal.training.run_fit import follow
 from shoal.training.stop_request import stoppable
 from shoal.ui.live import RunView
+from tests.other_stores import Store, fsspec_loop, other_stores
 from tests.runs.test_writer import HAS_NAMESPACES, INSIDE, driver
 from tests.s3 import Bucket
+
+__all__ = ["fsspec_loop", "other_stores"]
 
 
 @pytest.fixture
@@ -45,7 +48,15 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(processes, "_machine", real)
 
 
-def begun(s3: Bucket) -> StoredRun:
+@pytest.fixture(params=["s3", "gs", "abfs"])
+def store(request: pytest.FixtureRequest) -> Bucket | Store:
+    """Storage that tells the age of its objects."""
+    if request.param == "s3":
+        return request.getfixturevalue("s3")
+    return request.getfixturevalue("other_stores")[request.param]
+
+
+def begun(s3: Bucket | Store) -> StoredRun:
     run = create(f"{s3.url}/runs", "higgs")
     run.event("run_started", strategy="adag", workers=2)
     settle(run)
@@ -81,25 +92,25 @@ def statuses(run: StoredRun) -> set[str]:
 
 
 def test_a_driver_elsewhere_is_lost_when_it_was_not_heard_for_long(
-    s3: Bucket, elsewhere: Callable[[], None]
+    store: Bucket | Store, elsewhere: Callable[[], None]
 ) -> None:
-    with begun(s3) as run:
+    with begun(store) as run:
         elsewhere()
         assert statuses(run) == {"running"}
         assert (read_summary(run.folder).heard_s or 0) < 60
-        s3.make_older(key_of(run), 240)
+        store.make_older(key_of(run), 240)
         assert statuses(run) == {"running"}  # suspended, or cut off, for a while
         text = "last heard 4 minutes ago, by the storage's clock, and it counts as lost"
         with pytest.raises(ConfigError, match=f"{text} after 10 minutes"):
-            remove_run(run.id, f"{s3.url}/runs", force=False)
+            remove_run(run.id, f"{store.url}/runs", force=False)
         with pytest.raises(ConfigError, match=text):
             resume(Call(run=run.url))
-        s3.make_older(key_of(run), LOST_S)
+        store.make_older(key_of(run), LOST_S)
         assert statuses(run) == {"lost"}
         run.folder.write(beat_of(run), b"{}")  # it is back
         assert statuses(run) == {"running"}
-        s3.make_older(key_of(run), 2 * LOST_S)
-        remove_run(run.id, f"{s3.url}/runs", force=False)
+        store.make_older(key_of(run), 2 * LOST_S)
+        remove_run(run.id, f"{store.url}/runs", force=False)
 
 
 def test_a_driver_that_can_be_seen_is_looked_up(s3: Bucket) -> None:
@@ -204,11 +215,13 @@ def test_other_storage_has_none(tmp_path: Path, kind: str) -> None:
 # ---------------------------------------------------------- two drivers, one run
 
 
-def test_a_driver_that_comes_back_late_writes_no_more(s3: Bucket) -> None:
-    with begun(s3) as late:
+def test_a_driver_that_comes_back_late_writes_no_more(
+    store: Bucket | Store,
+) -> None:
+    with begun(store) as late:
         late.event("epoch_ended", epoch=0, metrics={"loss": 1.0})
         settle(late)
-        with open_run(late.id, f"{s3.url}/runs") as again:
+        with open_run(late.id, f"{store.url}/runs") as again:
             again.event("run_resumed", workers=2, epoch=1)
             settle(again)
             late.check()  # it knows nothing yet

@@ -19,7 +19,7 @@ from shoal.data.py_dataset import py_dataset_source
 from shoal.data.reading import Reading
 from shoal.data.shards import SHARDS_PER_WORKER, ShardedSource
 from shoal.data.sources import default_floatx
-from shoal.data.spooled import SpooledSource
+from shoal.data.spooled import GENERATOR_GB, SpooledSource
 from shoal.errors import DataError
 
 Adapter: TypeAlias = Callable[[Any, Packing, Reading], ChunkedSource]
@@ -153,7 +153,9 @@ def _read_whole(x: Any, packing: Packing, reading: Reading) -> SpooledSource:
     can_be_kept = isinstance(x, GeneratorType)
     found = _PLANNED.get(x) if can_be_kept else None
     if found is None:
-        found = SpooledSource.of_iterator(x, packing=packing)
+        found = SpooledSource.of_iterator(
+            x, packing=packing, most_gb=reading.generator_gb or GENERATOR_GB
+        )
     if can_be_kept and reading.is_plan:
         _PLANNED[x] = found
     elif can_be_kept:

@@ -37,6 +37,8 @@ class Reading:
         shuffle: Whether batches may come in another order.
         where: Origin of the data, for messages.
         steps_name: Name of the argument with the number of batches.
+        generator_gb: Gigabytes after which a generator without a number of batches
+            counts as endless; default None means `spooled.GENERATOR_GB`.
 
     Raises:
         ConfigError: A number is not positive.
@@ -61,12 +63,24 @@ class Reading:
     shuffle: bool = False
     where: str = FIT
     steps_name: str = STEPS
+    generator_gb: float | None = None
 
     @classmethod
-    def of_steps(cls, steps: object, where: str, name: str = "steps") -> Reading:
+    def of_steps(
+        cls,
+        steps: object,
+        where: str,
+        name: str = "steps",
+        generator_gb: float | None = None,
+    ) -> Reading:
         """Returns one pass of so many batches; other values are refused elsewhere."""
         given = steps if isinstance(steps, int) and steps > 0 else None
-        return cls(steps_per_epoch=given, where=where, steps_name=name)
+        return cls(
+            steps_per_epoch=given,
+            where=where,
+            steps_name=name,
+            generator_gb=generator_gb,
+        )
 
     def __post_init__(self) -> None:
         for name in ("steps_per_epoch", "shards", "workers"):

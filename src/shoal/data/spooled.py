@@ -13,6 +13,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, final
 
 from shoal.data import trees
@@ -27,8 +28,12 @@ from shoal.interruption import undisturbed
 PEEKED = 2
 """Batches that Keras reads of a generator before it trains, and keeps."""
 
-LEAST_BYTES = 4096
-"""Minimum bytes of a file on disk; many small files fill it as well."""
+LEAST_BYTES = 16384
+"""Minimum bytes that a file counts for: many small ones fill a disk as well, as it has
+a number of files that is limited, often one for so many bytes."""
+
+GENERATOR_GB = 10.0
+"""Gigabytes after which a generator without a number of batches counts as endless."""
 
 
 @final
@@ -44,7 +49,7 @@ class SpooledSource(ChunkedSource):
         chunks: Batches, which are written one by one.
         kind: The user's name for the data.
         notes: Sentences that the user should read.
-        most_bytes: Limit of their bytes on disk; default None means no limit.
+        limit: Limit of their bytes on disk; default None means no limit.
 
     Raises:
         DataError: There are none, or they take too much.
@@ -61,7 +66,7 @@ class SpooledSource(ChunkedSource):
         *,
         kind: str,
         notes: tuple[str, ...] = (),
-        most_bytes: int | None = None,
+        limit: _Limit | None = None,
     ) -> None:
         self.kind, self.notes = kind, notes
         self._spool = Spool.planned(kind)
@@ -76,8 +81,8 @@ class SpooledSource(ChunkedSource):
                 written += max(size, LEAST_BYTES)
                 rows.append(len(trees.leaves(chunk.rows)[0]))
                 sizes.append(chunk.size_bytes)
-                if most_bytes is not None and written > most_bytes:
-                    raise _too_long(kind, number + 1, written)
+                if limit is not None and written > limit.most_bytes:
+                    raise limit.passed(kind, number + 1, written)
             with undisturbed():
                 self._remove = weakref.finalize(self, stack.pop_all().close)
         self._chunk_rows, self._size_bytes = tuple(rows), sum(sizes)
@@ -100,7 +105,13 @@ class SpooledSource(ChunkedSource):
         return cls(source.first_pass(), kind=source.kind, notes=source.notes)
 
     @classmethod
-    def of_iterator(cls, batches: Iterator[Any], *, packing: Packing) -> SpooledSource:
+    def of_iterator(
+        cls,
+        batches: Iterator[Any],
+        *,
+        packing: Packing,
+        most_gb: float = GENERATOR_GB,
+    ) -> SpooledSource:
         """Reads an iterator to its end, which is how its length becomes known.
 
         Epochs after the first have the first two batches once more: Keras keeps two
@@ -109,9 +120,11 @@ class SpooledSource(ChunkedSource):
         Args:
             batches: An iterator with an end; batches of any sizes.
             packing: How batches are made into chunks.
+            most_gb: Gigabytes on disk after which it counts as endless.
 
         Raises:
-            DataError: It gives no batch, or takes more than half of the free disk.
+            DataError: It gives no batch, or takes more than that, or than half of the
+                free disk.
 
         Example:
             >>> import numpy as np
@@ -128,9 +141,9 @@ class SpooledSource(ChunkedSource):
                 f"The {packing.kind} has 0 batches ({packing.where}). Expected at "
                 "least one. Check how it was made, and that nothing has read it before."
             )
-        free = shutil.disk_usage(tempfile.gettempdir()).free
-        chunks = _shown(itertools.chain([first], batches), packing)
-        found = cls(chunks, kind=packing.kind, most_bytes=free // 2)
+        limit = _Limit.of(packing, most_gb)
+        chunks = _shown(itertools.chain([first], batches), packing, limit)
+        found = cls(chunks, kind=packing.kind, limit=limit)
         found.later_rows = sum(found.chunk_rows[:PEEKED])
         return found
 
@@ -184,19 +197,54 @@ class SpooledSource(ChunkedSource):
         return self._spool.read(BatchKey(0, chunk))
 
 
-def _shown(batches: Iterator[Any], packing: Packing) -> Iterator[ArrayChunk]:
+def _shown(
+    batches: Iterator[Any], packing: Packing, limit: _Limit
+) -> Iterator[ArrayChunk]:
     """Yields chunks of batches; reports their number regularly."""
-    unended = Unended(packing)
+    unended = Unended(packing, most_bytes=limit.most_bytes)
     for number, batch in enumerate(batches):
         chunk = packing.chunk(batch, f"batch {number:,}")
         yield chunk
-        unended.note(chunk.size_bytes)
+        unended.note(max(chunk.size_bytes, LEAST_BYTES))
 
 
-def _too_long(kind: str, count: int, written: int) -> DataError:
-    return DataError(
-        f"The {kind} has not ended after {count:,} batches of {written / 1e9:,.1f} GB, "
-        f"half of what is free in {tempfile.gettempdir()}. Expected an end, as "
-        "the number of its batches was not given. Pass steps_per_epoch (steps, "
-        "validation_steps), or set TMPDIR to a larger disk."
-    )
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Limit:
+    """Bytes on disk after which a generator counts as endless.
+
+    Args:
+        most_bytes: The limit.
+        steps_name: Name of the argument with the number of batches.
+        is_of_disk: Whether it is what the disk has, and not a setting.
+    """
+
+    most_bytes: float
+    steps_name: str
+    is_of_disk: bool
+
+    @classmethod
+    def of(cls, packing: Packing, most_gb: float) -> _Limit:
+        """Returns the lower one of the two limits."""
+        half = shutil.disk_usage(tempfile.gettempdir()).free // 2
+        most = most_gb * 1e9
+        return cls(
+            most_bytes=min(most, half),
+            steps_name=packing.steps_name,
+            is_of_disk=half < most,
+        )
+
+    def passed(self, kind: str, count: int, written: int) -> DataError:
+        """Returns the error of a generator that has passed it."""
+        steps = self.steps_name
+        limit = f"the limit is {self.most_bytes / 1e9:,.1f} GB, SHOAL_GENERATOR_GB"
+        more = "set SHOAL_GENERATOR_GB to more"
+        if self.is_of_disk:
+            limit = f"more than half of what is free in {tempfile.gettempdir()}"
+            more = "set TMPDIR to a folder on a larger disk"
+        return DataError(
+            f"The {kind} has not ended after {count:,} batches, which take "
+            f"{written / 1e9:,.1f} GB ({limit}). It is read to its end before it is "
+            f"used, as {steps} is not given. If it has no end, pass {steps}=N, the "
+            f"number of batches to take; if it has one, pass that too, or {more}."
+        )

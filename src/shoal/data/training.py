@@ -80,6 +80,7 @@ def training_data(  # noqa: PLR0913 - the arguments of fit
         is_away=reading.is_away,
         port=reading.port,
         progress=reading.progress,
+        generator_gb=reading.generator_gb,
     )
     data = (x, y, sample_weight)
     chunked = _in_chunks(data, files, reading)
@@ -118,7 +119,10 @@ def _in_chunks(
 
 
 def held_out(
-    data: Any, files: FileArguments | None = None, steps: int | None = None
+    data: Any,
+    files: FileArguments | None = None,
+    steps: int | None = None,
+    generator_gb: float | None = None,
 ) -> ArraySource | ChunkedSource | None:
     """Reads `validation_data` of `fit` by itself.
 
@@ -126,8 +130,9 @@ def held_out(
         data: The argument of `fit`.
         files: Arguments about files, if it names some.
         steps: Batches of a validation.
+        generator_gb: See `Reading`.
     """
-    reading = Reading.of_steps(steps, VALIDATION, "validation_steps")
+    reading = Reading.of_steps(steps, VALIDATION, "validation_steps", generator_gb)
     return _held_out(data, files or FileArguments(), reading)
 
 

@@ -16,7 +16,7 @@ from shoal.terminal import say
 TOLD_S = 10.0
 """Seconds between two progress messages."""
 TOLD_BYTES = 256 << 20
-"""Number of batches after which the first message comes at once."""
+"""Bytes after which the first message comes at once."""
 
 
 @final
@@ -26,10 +26,11 @@ class Unended:
     Args:
         packing: Settings of the data, for messages.
         name: Name of the part that is read, "" for all of it.
+        most_bytes: Bytes at which reading stops; 0 if it does not.
     """
 
-    def __init__(self, packing: Packing, name: str = "") -> None:
-        self._packing, self._name = packing, name
+    def __init__(self, packing: Packing, name: str = "", most_bytes: float = 0) -> None:
+        self._packing, self._name, self._most = packing, name, most_bytes
         self._batches = self._bytes = 0
         self._began = self._told = time.monotonic()
         self._has_told = False
@@ -49,11 +50,13 @@ class Unended:
         self._told, self._has_told = now, True
         size = f" ({self._bytes / 1e9:,.1f} GB)" if self._bytes else ""
         steps = self._packing.steps_name
+        stop = f" Reading stops at {self._most / 1e9:,.1f} GB." if self._most else ""
         say(
             f"{self._name}the {self._packing.kind} is read to its end, as {steps} is "
             f"not given: it has given {self._batches:,} batches{size} in "
             f"{now - self._began:,.0f} s and has not ended. "
-            f"If it has no end, stop this and pass {steps}.",
+            f"If it has no end, press Ctrl-C and pass {steps}=N, the number of "
+            f"batches to take.{stop}",
             err=True,
         )
 

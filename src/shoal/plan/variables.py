@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
@@ -13,6 +14,7 @@ from shoal.plan.request import Workers
 
 NAMES = (
     "runs", "workers", "cluster", "data", "verbose", "cache", "clusters", "yarn",
+    "generator_gb",
 )  # fmt: skip
 LOCAL = "local"
 DEFAULT_CACHE = "~/.cache/shoal"
@@ -36,6 +38,8 @@ class EnvironmentVariables:
         yarn: SHOAL_YARN, the address of a ResourceManager, for `workers="yarn"`.
         clusters: SHOAL_CLUSTERS, the folder of the files that describe clusters;
             default ~/.shoal/clusters.
+        generator_gb: SHOAL_GENERATOR_GB, the gigabytes that a generator without a
+            number of steps may give; None when not set.
     """
 
     runs: str = DEFAULT_ROOT
@@ -46,6 +50,7 @@ class EnvironmentVariables:
     cache: str | None = DEFAULT_CACHE
     yarn: str | None = None
     clusters: str = DEFAULT_CLUSTERS
+    generator_gb: float | None = None
 
 
 def environment(variables: Mapping[str, str] | None = None) -> EnvironmentVariables:
@@ -78,6 +83,7 @@ def environment(variables: Mapping[str, str] | None = None) -> EnvironmentVariab
         cache=None if cache == "off" else cache,
         yarn=texts.get("yarn"),
         clusters=texts.get("clusters", DEFAULT_CLUSTERS),
+        generator_gb=_gigabytes_from(texts.get("generator_gb")),
     )
 
 
@@ -114,3 +120,15 @@ def _verbose_from(text: str) -> int | str:
             "Expected 0, 1, 2 or auto. Correct or unset the variable."
         )
     return text if text == "auto" else int(text)
+
+
+def _gigabytes_from(text: str | None) -> float | None:
+    if text is None:
+        return None
+    with suppress(ValueError):
+        if (found := float(text)) > 0:
+            return found
+    raise ConfigError(
+        f"SHOAL_GENERATOR_GB={text!r} cannot be read. "
+        "Expected a number above 0, or inf. Correct or unset the variable."
+    )

@@ -13,11 +13,11 @@ import re
 import secrets
 import threading
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
-from typing import Any, final
+from typing import final
 
 from shoal.host.processes import Process
 from shoal.runs.folder import Folder
+from shoal.runs.storage_clock import age_s, has_clock
 
 HEARTBEATS = "heartbeats"
 BEAT_S = 20.0
@@ -85,7 +85,7 @@ def start_heartbeat(folder: Folder) -> Heartbeat | None:
     Returns:
         None on local disks, which have locks, and on storage whose clock is not known.
     """
-    return Heartbeat(folder) if _has_clock(folder) else None
+    return Heartbeat(folder) if has_clock(folder) else None
 
 
 def heard_s(folder: Folder, name: str) -> float | None:
@@ -98,16 +98,12 @@ def heard_s(folder: Folder, name: str) -> float | None:
     Returns:
         None if that is unknown: there is none, or the storage cannot be reached.
     """
-    if not _NAME.fullmatch(name) or not _has_clock(folder):
+    if not _NAME.fullmatch(name) or not has_clock(folder):
         return None
     try:
-        bucket, key, _ = folder.fs.split_path(folder.where(_file(name)))
-        found = folder.fs.call_s3("head_object", Bucket=bucket, Key=key)
-        now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
-        age: float = (now - found["LastModified"]).total_seconds()
+        return age_s(folder, _file(name))
     except Exception:  # a file system of fsspec may raise anything
         return None
-    return max(0.0, age)
 
 
 def last_heard(seconds: float) -> str:
@@ -139,9 +135,3 @@ def _ago(seconds: float) -> str:
 
 def _file(name: str) -> str:
     return f"{HEARTBEATS}/{name}.json"
-
-
-def _has_clock(folder: Folder) -> bool:
-    """Whether its answers tell the time, as those of S3 and its like do."""
-    fs: Any = folder.fs
-    return not folder.is_local and hasattr(fs, "call_s3") and hasattr(fs, "split_path")

@@ -205,6 +205,7 @@ def reading_of(request: Request) -> Reading:
         seed=plain.seed or 0,
         is_training=True,
         shuffle=plain.shuffle is not False,
+        generator_gb=environment().generator_gb,
     )
 
 

@@ -292,7 +292,10 @@ def _with_same_validation(
 ) -> Inputs:
     """Checks validation data that was given again without other data."""
     held = held_out(
-        call.validation_data, inputs.settings.get("files"), inputs.scoring[1]
+        call.validation_data,
+        inputs.settings.get("files"),
+        inputs.scoring[1],
+        environment().generator_gb,
     )
     return replace(inputs, validation=_held(inputs, held, warn))
 

@@ -18,6 +18,7 @@ from shoal.engine.controller.start_progress import StartProgress
 from shoal.engine.coordination.restart_policy import FIRST_DELAY_S, later_delay_s
 from shoal.engine.coordination.timeouts import PAUSE_S
 from shoal.engine.server.main import ServeInherited
+from shoal.engine.server.report_checks import check_report
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import StandbySpec
 from shoal.engine.transport.heartbeat import Heartbeat, ServerSilent, hear
@@ -42,7 +43,7 @@ from shoal.errors import ClusterError, ExchangeTimeout, ShoalError
 from shoal.forks import Origin
 from shoal.interruption import Deadline, check, ends_hard, pause
 from shoal.launchers.base import Exit
-from shoal.wire.frames import Link
+from shoal.wire.frames import BadFrame, Link
 
 GRACE_S = 2.0
 LOOK_S = 0.01  # between looks at a process that is about to end
@@ -237,15 +238,19 @@ class Servers:
         """Returns one message of the server, None if none comes in time.
 
         Raises:
-            ServerGone: It is lost, and there is no standby.
+            ServerGone: It is lost, or cannot be understood, and there is no standby.
         """
         link = self._link
         if link is None:
             raise RuntimeError("there is no server yet; call `connect` first")
         try:
             message = hear(link, self._heartbeat, self._heard, timeout_s, self._clock)
+            self._check(message)
         except ServerSilent as silent:
             self.lost(why=str(silent))
+            return None
+        except BadFrame as bad:  # it would not end by itself
+            self.lost(why=f"sent what no server of this run sends: {bad}")
             return None
         except OSError:
             self.lost()
@@ -265,6 +270,15 @@ class Servers:
             return message
         return None
 
+    def _check(self, message: Message | None) -> None:
+        """Checks a message before anything uses it.
+
+        Raises:
+            BadFrame: No server of this run sends it.
+        """
+        if message is not None and self._spec is not None:
+            check_report(message[0], len(message[1]), self._spec)
+
     def last_words(self, timeout_s: float) -> list[Message]:
         """Returns the messages of the server until it ends."""
         found: list[Message] = []
@@ -272,10 +286,12 @@ class Servers:
         if link is None:
             return found
         link.is_closing = True  # these are the last messages of a finished run
-        with contextlib.suppress(OSError, ExchangeTimeout):
+        with contextlib.suppress(OSError, ExchangeTimeout, BadFrame):
             while Deadline(timeout_s).wait(link.has_input):
                 head, body = link.receive(timeout_s=timeout_s, stall_s=timeout_s)
-                found.append((read_report(head), body))
+                message = read_report(head), body
+                self._check(message)
+                found.append(message)
         return found
 
     # ---------------------------------------------------------------- losses
