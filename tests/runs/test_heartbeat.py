@@ -49,8 +49,10 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.fixture(params=["s3", "gs", "abfs"])
-def store(request: pytest.FixtureRequest) -> Bucket | Store:
-    """Storage that tells the age of its objects."""
+def store(
+    request: pytest.FixtureRequest, s3_endpoint: str, fsspec_loop: None
+) -> Bucket | Store:
+    """Storage that tells the age of its objects; its servers outlive the test."""
     if request.param == "s3":
         return request.getfixturevalue("s3")
     return request.getfixturevalue("other_stores")[request.param]

@@ -72,8 +72,13 @@ class Folder:
     @property
     def is_local(self) -> bool:
         """Whether it is on this machine's own disks, where files can grow in place."""
-        protocol = self.fs.protocol
-        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        return "file" in self.protocols
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Returns the names by which URLs call its storage."""
+        protocol: str | tuple[str, ...] = self.fs.protocol
+        return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
     def child(self, name: str) -> Folder:
         """Returns a folder inside this one."""
@@ -191,9 +196,12 @@ class Folder:
                 file.write(content)
             return
         try:
+            if "gs" in self.protocols:  # one request, where `open` makes two
+                self.fs.pipe_file(self.where(name), content, mode="create")
+                return
             with self.fs.open(self.where(name), "xb") as file:
                 file.write(content)
-        except (ValueError, NotImplementedError):
+        except (ValueError, TypeError, NotImplementedError):
             # Not every file system has an exclusive mode; random letters in the
             # run id make the gap between these two calls harmless.
             if self.exists(name):

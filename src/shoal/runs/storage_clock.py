@@ -78,6 +78,4 @@ _ASK: Mapping[str, Callable[[Any, str], Times]] = {
 
 
 def _asking(folder: Folder) -> Callable[[Any, str], Times] | None:
-    protocol: str | tuple[str, ...] = folder.fs.protocol
-    names = (protocol,) if isinstance(protocol, str) else protocol
-    return next((_ASK[name] for name in names if name in _ASK), None)
+    return next((_ASK[name] for name in folder.protocols if name in _ASK), None)
