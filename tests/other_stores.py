@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -66,7 +66,7 @@ class AzureFileSystem(OtherFileSystem):
     @property
     def service_client(self) -> Any:
         @asynccontextmanager
-        async def client(container: str, key: str) -> Any:
+        async def client(container: str, key: str) -> AsyncIterator[Any]:
             async def properties(*, raw_response_hook: Any) -> Any:
                 date, written = self.times(container, key)
                 answer = SimpleNamespace(headers={"Date": date})

@@ -35,7 +35,11 @@ from shoal.engine.transport.messages.server_to_controller import (
     read_report,
 )
 from shoal.engine.transport.messages.server_to_worker import RunState
-from shoal.engine.transport.messages.state_reports import CenterShown, EpochEnded
+from shoal.engine.transport.messages.state_reports import (
+    CenterShown,
+    EpochEnded,
+    RestartState,
+)
 from shoal.wire.frames import BadFrame, Head, unpack_head
 from tests.engine.false_peers import frame, saying
 from tests.engine.test_messages import hostile
@@ -90,18 +94,20 @@ def receive(head: Head, body: bytes) -> None:
     report = read_report(head)
     check_report(report, len(body), SPEC)
     content = memoryview(body)
-    match head["kind"]:
-        case "epoch":
+    match report:
+        case EpochEnded():
             assert read_epoch(report, content).epoch < SPEC.rules.epochs
-        case "center":
+        case CenterShown():
             assert read_center(report, content)[0].size == SPEC.sizes.vector
-        case "records":
+        case Exchanges():
             for record in read_records(report, content)[0]:
                 assert np.isfinite([*record[:-1]]).all()
-        case _:
+        case RestartState():
             checkpoint = read_checkpoint(report, content)
             assert checkpoint.open_sequencer(SPEC.rules).upcoming >= 0
             assert checkpoint.at_least(3).sequencer["lineage"] >= 3
+        case _:
+            pytest.fail(f"{report} is no report of these")
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
