@@ -100,7 +100,7 @@ def test_a_driver_elsewhere_is_lost_when_it_was_not_heard_for_long(
         elsewhere()
         assert statuses(run) == {"running"}
         assert (read_summary(run.folder).heard_s or 0) < 60
-        store.make_older(key_of(run), 240)
+        store.make_older(key_of(run), 250)
         assert statuses(run) == {"running"}  # suspended, or cut off, for a while
         text = "last heard 4 minutes ago, by the storage's clock, and it counts as lost"
         with pytest.raises(ConfigError, match=f"{text} after 10 minutes"):
