@@ -18,6 +18,7 @@ class Marks(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.spans: list[float] = []
+        self.ends: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Starts the clock."""
@@ -26,6 +27,7 @@ class Marks(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stops the clock."""
         self.spans.append(time.perf_counter() - self._began)
+        self.ends.append(time.time())
 
 
 class Until(keras.callbacks.Callback):
@@ -47,6 +49,25 @@ class Until(keras.callbacks.Callback):
             self.model.stop_training = True  # pyright: ignore[reportOptionalMemberAccess]
 
 
+class Loss(keras.callbacks.Callback):
+    """Ends the training at a given training loss.
+
+    Args:
+        loss: Required loss of an epoch.
+        epochs: Epochs to train in any case.
+    """
+
+    def __init__(self, loss: float, epochs: int) -> None:
+        super().__init__()
+        self._loss, self._epochs, self._is_reached = loss, epochs, False
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Looks at the loss."""
+        self._is_reached |= logs["loss"] <= self._loss
+        if self._is_reached and epoch + 1 >= self._epochs:
+            self.model.stop_training = True  # pyright: ignore[reportOptionalMemberAccess]
+
+
 def train(given: Any, fit: Callable[..., Any]) -> None:
     """Trains, and prints the result.
 
@@ -61,13 +82,18 @@ def train(given: Any, fit: Callable[..., Any]) -> None:
     if given.until is not None:
         until = Until(given.until)
         more = {"callbacks": [marks, until], "validation_data": work.held_back()}
+    epochs = given.epochs
+    if given.loss is not None:
+        more["callbacks"].append(Loss(given.loss, epochs))
+        epochs = given.most
     called = time.perf_counter()
-    history = fit(
-        x, y, batch_size=given.batch, epochs=given.epochs, verbose=0, **more
-    )  # fmt: skip
+    history = fit(x, y, batch_size=given.batch, epochs=epochs, verbose=0, **more)
     reached_at = None if until is None else until.reached_at
     call_s = time.perf_counter() - called
-    answer(marks.spans, history.history["loss"], reached_at=reached_at, call_s=call_s)
+    answer(
+        marks.spans, history.history["loss"], reached_at=reached_at, call_s=call_s,
+        ends=marks.ends,
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -24,7 +24,11 @@ def asked(*more: Callable[[argparse.ArgumentParser], object]) -> argparse.Namesp
     parser.add_argument("--batch", type=int, required=True, help="see the contestant")
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--most", type=int, help="epochs at which it ends with --loss")
     parser.add_argument("--until", type=float, help="validation accuracy; then it ends")
+    parser.add_argument(
+        "--loss", type=float, help="after --epochs it goes on to this training loss"
+    )
     for add in more:
         add(parser)
     return parser.parse_args()

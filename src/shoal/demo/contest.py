@@ -23,7 +23,7 @@ from shoal.runs.events import read_events
 from shoal.runs.store import StoredRun, create
 from shoal.strategies import get
 from shoal.training.comparing import Task, Workers, train_baseline, train_one
-from shoal.training.comparison import ComparisonEntry
+from shoal.training.comparison import SAME_LOSS, ComparisonEntry, seconds_to
 from shoal.training.fit_call import STRATEGY as DEFAULT
 
 # Divides the steps of an epoch: Keras runs whole executions, even past the end.
@@ -103,6 +103,10 @@ class Result:
         """Seconds since the call of fit, and training loss, of each epoch."""
         points = self.entry.points
         return [(point.seconds, point.metrics["loss"]) for point in points]
+
+    def seconds_to_loss_of(self, other: Result) -> float | None:
+        """Seconds since the call of fit to the other's last training loss, or never."""
+        return seconds_to(self.curve, SAME_LOSS * other.curve[-1][1])
 
 
 def train_plainly(

@@ -130,18 +130,20 @@ def _first_act(
 
 
 def table(contest: Sequence[Result]) -> Table:
-    """Returns the table of act 1; plain Keras comes first, and ratios refer to it."""
+    """Returns the table of act 1; plain Keras comes first, and gives the loss."""
     found = Table(box=None, pad_edge=False, header_style="bold")
     found.add_column("who")
     for name in (
-        "workers", "accuracy", "seconds\nin all", "samples/s after\nthe first epoch",
-        "ratio to\nplain Keras",
+        "workers", "seconds to\nplain Keras' loss", "accuracy", "seconds\nin all",
+        "samples/s after\nthe first epoch", "ratio to\nplain Keras",
     ):  # fmt: skip
         found.add_column(name, justify="right")
     for result in contest:
+        seconds = result.seconds_to_loss_of(contest[0])
         found.add_row(
             result.who,
             f"{result.entry.workers}",
+            "not reached" if seconds is None else f"{seconds:.1f}",
             f"{result.accuracy:.1%}",
             f"{result.entry.seconds:.1f}",
             f"{result.speed:,.0f}",
@@ -151,39 +153,40 @@ def table(contest: Sequence[Result]) -> Table:
 
 
 def verdict(contest: Sequence[Result]) -> str:
-    """Returns a sentence about the fastest and the slowest, by samples/s.
+    """Returns a sentence about who reaches plain Keras' loss first, and who does not.
 
     Example:
-        >>> from shoal.training.comparison import ComparisonEntry
-        >>> speeds = {"plain Keras": 200, "shoal aeasgd": 300, "shoal all_reduce": 100}
-        >>> def entry(speed):
-        ...     return ComparisonEntry(strategy="", workers=2, seed=1, seconds=9.0,
-        ...                            metrics={"accuracy": 0.8}, samples_per_s=speed)
-        >>> results = [
-        ...     Result(who=who, entry=entry(speed), committed=600, expected=600)
-        ...     for who, speed in speeds.items()
-        ... ]
-        >>> print(verdict(results).partition(",")[0])
-        shoal aeasgd wins with 1.50 times the samples/s of plain Keras at +0.0 points...
+        >>> from shoal.training.comparison import ComparisonEntry, Point
+        >>> def result(who, *losses):
+        ...     points = [Point(seconds=n + 1.0, samples=0, metrics={"loss": loss})
+        ...               for n, loss in enumerate(losses)]
+        ...     entry = ComparisonEntry(strategy="", workers=2, seed=1, seconds=9.0,
+        ...         metrics={"accuracy": 0.8}, samples_per_s=1.0, points=tuple(points))
+        ...     return Result(who=who, entry=entry, committed=600, expected=600)
+        >>> plain = result("plain Keras", 0.9, 0.7, 0.5)
+        >>> print(verdict([plain, result("shoal diloco", 0.7, 0.5)]))
+        shoal diloco reaches the loss of plain Keras first: in 2.0 s instead of 3.0...
     """
     plain, *others = contest
-    first = max(contest, key=lambda result: result.speed)
-    last = min(contest, key=lambda result: result.speed)
+    times = {result.who: result.seconds_to_loss_of(plain) for result in contest}
+    reached = [result for result in contest if times[result.who] is not None]
+    first = min(reached, key=lambda result: times[result.who] or 0.0)
     if first is plain:
         best = max(others, key=lambda result: result.speed)
         text = (
-            f"Plain Keras wins on this machine: {best.who} comes next with "
-            f"{best.speed / plain.speed:.2f} times its samples/s"
+            "Plain Keras wins on this machine: nobody reaches its loss in less time, "
+            f"and {best.who} has {best.speed / plain.speed:.2f} times its samples/s"
         )
     else:
         text = (
-            f"{first.who} wins with {first.speed / plain.speed:.2f} times the "
-            f"samples/s of plain Keras at {_points(first, plain)} of accuracy"
+            f"{first.who} reaches the loss of plain Keras first: in "
+            f"{times[first.who]:.1f} s instead of {times[plain.who]:.1f}, with "
+            f"{first.speed / plain.speed:.2f} times the samples/s, at "
+            f"{_points(first, plain)} of accuracy"
         )
-    if last is not first and last is not plain:
-        text += f", {last.who} loses with {last.speed / plain.speed:.2f} times"
-        if "all_reduce" in last.who:
-            text += ": averaging every step costs an exchange a step"
+    late = [result.who for result in contest if result not in reached]
+    if late:
+        text += f"; {' and '.join(late)} did not reach it with the same samples"
     return f"{text}."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,9 @@ from shoal.runs.summary import RunSummary
 from shoal.strategies import Single
 from shoal.training.tables import table_of_records
 
+SAME_LOSS = 1.005
+"""A loss up to this many times another one counts as the same: another order of samples
+makes as much difference."""
 COLUMNS = {
     "strategy": "as in --strategy; single is plain Keras, the baseline.",
     "workers": "processes that trained.",
@@ -177,6 +180,30 @@ class Comparison:
         right.legend(loc="best", fontsize="small")
         figure.savefig(path, dpi=120)
         return Path(path)
+
+
+def seconds_to(curve: Sequence[tuple[float, float]], loss: float) -> float | None:
+    """Returns when a curve reached a loss: on a line between two of its points.
+
+    Args:
+        curve: Seconds, and the loss at that moment, in order.
+        loss: The loss.
+
+    Returns:
+        Seconds; None if the curve stays above it.
+
+    Example:
+        >>> curve = [(2.0, 0.6), (4.0, 0.4), (6.0, 0.5)]
+        >>> seconds_to(curve, 0.5), seconds_to(curve, 0.7), seconds_to(curve, 0.3)
+        (3.0, 2.0, None)
+    """
+    for number, (seconds, now) in enumerate(curve):
+        if now <= loss:
+            if number == 0:
+                return seconds
+            before_s, before = curve[number - 1]
+            return before_s + (seconds - before_s) * (before - loss) / (before - now)
+    return None
 
 
 def _entry_of(run: RunSummary) -> ComparisonEntry:
