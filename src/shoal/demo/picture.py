@@ -46,7 +46,7 @@ def draw(
     if killed.killed_at is not None:
         _mark(right, killed, killed.killed_at)
     right.set_title("One worker killed with SIGKILL")
-    left.set_ylabel("training loss of the epoch")
+    left.set_ylabel("loss on test flights")
     if resumed.curve:
         _resumed(last, resumed)
     last.set_title("Everything killed, and resumed")

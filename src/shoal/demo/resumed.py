@@ -30,7 +30,7 @@ class Resumed:
         saved: Samples that the last checkpoint held.
         seconds: Seconds from the call of `resume` to the end of the run.
         accuracy: Accuracy on test rows.
-        curve: (seconds since the start, training loss) of each epoch.
+        curve: (seconds since the start, loss on test rows) of each epoch.
         committed: Committed samples.
         expected: Expected number of committed samples.
         run: Path or URL of the run folder.
@@ -79,7 +79,7 @@ def kill_and_resume(
         seconds=time.perf_counter() - began,
         accuracy=found,
         curve=[
-            (float(event["time"]) - start, float(event["metrics"]["loss"]))
+            (float(event["time"]) - start, float(event["metrics"]["val_loss"]))
             for event in events
             if event["kind"] == "epoch_ended"
         ],

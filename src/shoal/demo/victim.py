@@ -9,7 +9,7 @@ import json
 import sys
 
 from shoal.api import fit
-from shoal.demo.contest import Settings, make_model, request, rows
+from shoal.demo.contest import Settings, make_model, request, rows, watched
 from shoal.demo.flights import load_flights
 from shoal.runs.store import create
 
@@ -23,7 +23,8 @@ def main(settings: str, strategy: str, workers: str, root: str) -> None:
     sys.stdout.flush()
     fit(
         make_model(flights, given), *rows(flights, given), strategy=strategy,
-        workers=int(workers), run=run, checkpoint_every=1.0, **request(given),
+        workers=int(workers), run=run, checkpoint_every=1.0,
+        validation_data=watched(flights), **request(given),
     )  # fmt: skip
 
 

@@ -73,8 +73,7 @@ def get(strategy: str | Strategy | type[Strategy], **parameters: Value) -> Strat
     """
     if isinstance(strategy, str):
         name, spelled = parse(strategy)
-        kind = Auto if name == Auto.name else registry.load(name)
-        return _make(kind, {**spelled, **parameters})
+        return _make(kind_of(name), {**spelled, **parameters})
     if isinstance(strategy, type):
         return _make(strategy, parameters)
     if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -85,6 +84,19 @@ def get(strategy: str | Strategy | type[Strategy], **parameters: Value) -> Strat
         )
     _refuse_unknown(type(strategy), parameters)
     return replace(strategy, **parameters)
+
+
+def kind_of(name: str) -> type[Strategy]:
+    """Returns the class for a name of `registry`, or for "auto".
+
+    Raises:
+        ConfigError: The name is unknown.
+
+    Example:
+        >>> kind_of("adag") is ADAG
+        True
+    """
+    return Auto if name == Auto.name else registry.load(name)
 
 
 def parse(text: str) -> tuple[str, dict[str, Value]]:

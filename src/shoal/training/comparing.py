@@ -44,6 +44,7 @@ class Task:
         cluster: Name of a cluster, or "inline" for workers in this process.
         run: Records, as for `fit`.
         has_curves: Whether to validate after each epoch, not only at the end.
+        curve_data: Other data to do that on; None for `validation_data`.
     """
 
     make_model: Callable[[], Any]
@@ -57,11 +58,14 @@ class Task:
     cluster: str = "local"
     run: Any = False
     has_curves: bool = True
+    curve_data: Any = None
 
     @property
     def watched(self) -> Any:
         """Returns the data to validate on after each epoch."""
-        return self.validation_data if self.has_curves else None
+        if not self.has_curves:
+            return None
+        return self.validation_data if self.curve_data is None else self.curve_data
 
 
 Fit: TypeAlias = Callable[..., Any]

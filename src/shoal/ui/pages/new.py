@@ -264,9 +264,9 @@ def _scripts(home: Path) -> list[str]:
 def _about() -> list[dict[str, Any]]:
     """Returns what each strategy says of itself."""
     found: list[dict[str, Any]] = []
-    for name in strategies.registry.names():
+    for name in (strategies.Auto.name, *strategies.registry.names()):
         with suppress(ShoalError, ImportError):
-            kind = strategies.registry.load(name)
+            kind = strategies.kind_of(name)
             first = (kind.__doc__ or "").strip().partition("\n")[0]
             found.append(
                 {"name": name, "first": first, "parameters": parameters_of(kind)}
