@@ -68,8 +68,8 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
     if is_here and plan.workers > 1 and is_asked:
         found.append((
             "note",
-            f"on CPU {strategy.name} exchanges every step and waits for it; aeasgd "
-            "exchanges every 10 steps and is faster, on a curve of its own",
+            f"on CPU {strategy.name} exchanges every step and waits for it; "
+            "strategy='auto' exchanges less often and is faster, on another curve",
         ))  # fmt: skip
     return found + [("note", text) for text in metric_notes(model)]
 

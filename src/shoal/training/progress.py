@@ -268,8 +268,8 @@ class ProgressDisplay:
             return None
         return (
             f"{plan.strategy.name} spent {share:.0%} of the workers' time exchanging, "
-            "because on CPU every step waits for one; strategy='aeasgd' or "
-            "'local_sgd' exchanges less often and is faster, on a curve of its own"
+            "because on CPU every step waits for one; strategy='auto' "
+            "exchanges less often and is faster, on another curve"
         )
 
     def close(self) -> None:
