@@ -218,7 +218,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         >>> model.compile(keras.optimizers.SGD(0.5), "mse")
         >>> history = shoal.fit(model, x, 3 * x, epochs=4, run=False, verbose=0)
-        >>> float(model(np.array([[1.0]]))[0, 0])
+        >>> float(model.predict(np.ones((1, 1)), verbose=0)[0, 0])
         3.0
         >>> history.run.summary().samples_committed
         1024

@@ -34,7 +34,7 @@ class Session:
         ...     for slope in (3, 5):
         ...         given = {"epochs": 4, "workers": 1, "run": False, "verbose": 0}
         ...         history = session.fit(model, x, slope * x, **given)
-        ...         print(float(model(np.array([[1.0]]))[0, 0]))
+        ...         print(float(model.predict(np.ones((1, 1)), verbose=0)[0, 0]))
         3.0
         5.0
     """
