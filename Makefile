@@ -22,7 +22,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test backends examples lint format generated generate notebooks docs docs-version serve coverage \
-	matrix ray spark spark-long spark-35 aws ui bench bench-full bench-gpu bench-spark compare simulate soak \
+	matrix ray spark spark-long spark-35 aws aws-full ui bench bench-full bench-gpu bench-spark compare simulate soak \
 	chaos fuzz kills pause bench-ui screenshots interrupts keras-suite constraints clean
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make spark-long  Spark on hosts of its own, jobs over SSH, many losses; 5 minutes"
 	@echo "make spark-35  the same under PySpark 3.5, in an environment of its own"
 	@echo "make aws       clusters on AWS, against stand-ins; 3 minutes, and once 3 to install them"
+	@echo "make aws-full  machines in namespaces boot by the template and train; needs SHOAL_DATA, root"
 	@echo "make ui        the web page in a real browser, which needs chromium; 2 minutes"
 	@echo "make bench-ui  the page's numbers;  make screenshots  its pictures for the docs"
 	@echo "make matrix | bench | bench-full | bench-gpu | bench-spark | compare   what takes longer"
@@ -207,6 +208,11 @@ AWS_TOOLS := .venv-aws/stand-ins/.stamp .venv-aws/checkov/.stamp
 
 aws: $(STAMP) $(AWS_TOOLS)
 	$(HASTY) $(BIN)/python -m pytest --timeout 300 -m aws tests/aws
+
+# Machines in namespaces boot by the template's user data, train CIFAR-10 from a bucket
+# and are replaced; needs SHOAL_DATA and root.
+aws-full: $(STAMP)
+	$(BIN)/python -m pytest --timeout 900 -m aws_full tests/aws
 
 # The page in a real browser, Debian's chromium.
 ui: $(STAMP)

@@ -134,6 +134,7 @@ UNPACKING = {
 }  # fmt: skip
 JOINED_BY_HAND = {
     "clusters/aws/joining.py": "names in this file",
+    "clusters/aws/node_calls.py": "names in clusters/aws/node_agent.py",
     "backends/compile_cache.py": "checksums, and names of the folder's own listing",
     "clusters/remote_call.py": "names in this file",
     "clusters/doctor.py": "names in this file",
@@ -158,6 +159,7 @@ JOINED_BY_HAND = {
     "runs/checkpoint_files.py": "beside a path that is checked",
     "runs/folder.py": "beside a path that is checked",
     "runs/outlines.py": "a checksum",
+    "runs/profiles.py": "beside a file of its own",
     "runs/store.py": "names in this file, and numbers",
     "training/remote_fit.py": "names in clusters/remote_jobs.py",
     "ui/app.py": "names in ui/site.py",

@@ -7,21 +7,27 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 from typer.testing import CliRunner, Result
 
 from shoal.cli.app import app
-from shoal.clusters.aws import provider
+from shoal.clusters.aws import node_calls, provider
+from shoal.clusters.aws.node_agent import Agent
 from shoal.clusters.aws.policy import policy_of
 from shoal.clusters.aws.stack import Clock
 from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.pins import pins_here
+from tests.aws import command_line
+from tests.aws.test_template import node_statements
 from tests.clusters.aws_files import spec, write
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDRKzmL5O3qSBhwsBFbmVbqUWE6SkzRxfUVUxUuHRpzx"
@@ -30,11 +36,12 @@ OUTSIDE = (
     "AWS_SHARED_CREDENTIALS_FILE", "AWS_REGION", "AWS_DEFAULT_REGION",
 )  # fmt: skip
 
+AGENT_S = 15.0
+"""Seconds between two turns of an agent."""
+
 SSH = '''#!{python}
 """In the place of ssh: answers as a host would whose Ray runs."""
 import json, sys
-if sys.argv[-1].endswith("/token"):
-    sys.exit(print("ab" * 32))
 host = next(word for word in sys.argv if word.startswith("prod-"))
 if "systemctl" in sys.argv[-1]:
     mount = "no" if host == "prod-worker1" else "yes"
@@ -69,8 +76,12 @@ class Cloud:
     folder: Path
     endpoint: str
     credentials: dict[str, str]
+    node: dict[str, str] = field(default_factory=dict[str, str])
+    agents: dict[str, Agent] = field(default_factory=dict[str, Agent])
     called: list[str] = field(default_factory=list[str])
     clients: dict[str, Any] = field(default_factory=dict[str, Any])
+    failed: set[str] = field(default_factory=set[str])
+    denied: list[str] = field(default_factory=list[str])
     boots: Callable[[Any], str] = lambda instance: "ready"
     slept: float = 0.0
 
@@ -78,15 +89,28 @@ class Cloud:
         (self.folder / name).write_text(json.dumps(value))
 
     def client(self, service: str) -> Any:
-        if service not in self.clients:
-            self.clients[service] = boto3.client(
-                service, region_name="us-east-1", **self.credentials
+        return self._client(service, self.credentials)
+
+    def _client(self, service: str, credentials: dict[str, str]) -> Any:
+        key = f"{service} {credentials['aws_access_key_id']}"
+        if key not in self.clients:
+            self.clients[key] = boto3.client(
+                service, region_name="us-east-1", **credentials
             )
-        return self.clients[service]
+        return self.clients[key]
 
     def shoal(self, *words: str | Path, typed: str | None = None) -> Result:
         said = [str(word) for word in words]
         return CliRunner().invoke(app, said, input=typed, prog_name="shoal")
+
+    def give_profile(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Moves the credentials from the environment to a profile."""
+        path = Path(os.environ["HOME"]) / "credentials"
+        lines = [f"{key} = {value}" for key, value in self.credentials.items()]
+        path.write_text("\n".join([f"[{name}]", *lines, ""]))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+        for key in self.credentials:
+            monkeypatch.delenv(key.upper())
 
     def state(self) -> ClusterState:
         return ClusterStore(os.environ["SHOAL_CLUSTERS"]).get("prod")
@@ -104,7 +128,45 @@ class Cloud:
 
     def sleep(self, seconds: float) -> None:
         """In the place of time: nodes that have no object yet boot."""
-        self.slept += seconds
+        before, self.slept = self.slept, self.slept + seconds
+        self.boot()
+        if before and before // AGENT_S == self.slept // AGENT_S:
+            return
+        for one in self.instances():
+            if {"Key": "shoal:role", "Value": "master"} in one["Tags"]:
+                self.agent(one).turn()
+
+    def agent(self, instance: Any) -> Agent:
+        """The agent of the master, which has the role of nodes."""
+        name, state = str(instance["InstanceId"]), self.state()
+        if name not in self.agents:
+            asked: Any = state.facts["file"]
+            folder = f"s3://{state.facts['bucket']}/clusters/prod/{state.id}"
+            told = {
+                "id": state.id, "folder": folder, "instance": name,
+                "address": instance["PrivateIpAddress"], "role": "master",
+                "secret": f"shoal-prod-{state.id}", "signal": "", "keeps": False,
+                "workers": asked["workers"]["count"], "least": asked["workers"]["min"],
+                "settle_s": asked["settle_minutes"] * 60,
+                "wait_s": asked["wait_minutes"] * 60,
+            }  # fmt: skip
+            begun_s = time.time() - self.slept
+            self.agents[name] = Agent(told, lambda: begun_s + self.slept)
+        return self.agents[name]
+
+    def run_as_node(self, *words: str, content: bytes | None = None) -> bytes:
+        """In the place of the AWS command line on a node."""
+        try:
+            return command_line.run(
+                lambda service: self._client(service, self.node), list(words), content
+            )
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "NoSuchKey":
+                self.denied.append(str(error))
+            raise node_calls.Failure(str(error)) from error
+
+    def boot(self) -> None:
+        """Writes what nodes that have come say."""
         state = self.state()
         bucket, s3 = str(state.facts["bucket"]), self.client("s3")
         for one in self.instances():
@@ -119,6 +181,14 @@ class Cloud:
             if told["state"] != "unheard":
                 key = f"clusters/prod/{state.id}/nodes/{one['InstanceId']}.json"
                 s3.put_object(Bucket=bucket, Key=key, Body=json.dumps(told))
+            if told["state"] == "failed":  # it leaves, as user data does
+                self.failed.add(one["InstanceId"])
+                self.run_as_node(
+                    "autoscaling", "terminate-instance-in-auto-scaling-group",
+                    "--instance-id", one["InstanceId"],
+                    "--should-decrement-desired-capacity" if len(self.failed) >= 3
+                    else "--no-should-decrement-desired-capacity",
+                )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +198,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pa
     script = Path(__file__).with_name("moto_server.py")
     variables = {
         **os.environ,
-        "INITIAL_NO_AUTH_ACTION_COUNT": "3",
+        "INITIAL_NO_AUTH_ACTION_COUNT": "6",
         "MOTO_IAM_LOAD_MANAGED_POLICIES": "true",
     }
     with subprocess.Popen(
@@ -142,23 +212,34 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pa
 
 
 @pytest.fixture(scope="module")
-def credentials(endpoint: tuple[str, Path]) -> dict[str, str]:
-    """A user with exactly the policy that Shoal prints; moto checks it from now on."""
+def users(endpoint: tuple[str, Path]) -> dict[str, dict[str, str]]:
+    """Users with exactly the policies of callers and nodes; moto checks them."""
     dummy = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
     iam = boto3.client(
         "iam", endpoint_url=endpoint[0], region_name="us-east-1", **dummy
     )
-    iam.create_user(UserName="ann")
-    made = iam.create_access_key(UserName="ann")["AccessKey"]
-    statements = policy_of(spec())
-    for one in statements["Statement"]:
+    of_caller = policy_of(spec())["Statement"]
+    for one in of_caller:
         if one["Sid"] == "Bucket":
             one["Action"].append("s3:HeadBucket")  # moto's name; AWS's is ListBucket
-        else:
-            one["Resource"] = "*"  # moto knows the resources of S3's calls alone
-    policy = json.dumps(statements)
-    iam.put_user_policy(UserName="ann", PolicyName="shoal", PolicyDocument=policy)
+    found = {
+        "node": _put_user(iam, "node", node_statements("shoal-*")),
+        "ann": _put_user(iam, "ann", of_caller),
+    }
     iam.close()
+    return found
+
+
+def _put_user(iam: Any, name: str, statements: list[Any]) -> dict[str, str]:
+    """Makes a user who may do what a policy says; moto checks that."""
+    iam.create_user(UserName=name)
+    made = iam.create_access_key(UserName=name)["AccessKey"]
+    for one in statements:
+        one.pop("Condition", None)  # moto knows the resources of S3's calls alone
+        if "s3:" not in str(one["Action"]):
+            one["Resource"] = "*"
+    policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
+    iam.put_user_policy(UserName=name, PolicyName="shoal", PolicyDocument=policy)
     return {
         "aws_access_key_id": made["AccessKeyId"],
         "aws_secret_access_key": made["SecretAccessKey"],
@@ -168,14 +249,14 @@ def credentials(endpoint: tuple[str, Path]) -> dict[str, str]:
 @pytest.fixture
 def cloud(
     endpoint: tuple[str, Path],
-    credentials: dict[str, str],
+    users: dict[str, dict[str, str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Cloud]:
     """A cloud without a cluster of ours, as the command line sees it."""
     for name in OUTSIDE:
         monkeypatch.delenv(name, raising=False)
-    for name, value in credentials.items():
+    for name, value in users["ann"].items():
         monkeypatch.setenv(name.upper(), value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint[0])
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -184,13 +265,15 @@ def cloud(
     monkeypatch.setenv("SHOAL_CLUSTERS", str(tmp_path / "known"))
     monkeypatch.setenv("HOME", str(tmp_path))
     _put_ssh(tmp_path, monkeypatch)
-    found = Cloud(endpoint[1], endpoint[0], credentials)
+    found = Cloud(endpoint[1], endpoint[0], users["ann"], users["node"])
     for name in ("capacity", "activities", "prices"):
         (found.folder / name).unlink(missing_ok=True)
     _record_calls(found.called, monkeypatch)
     clock = Clock(now=lambda: found.slept, sleep=found.sleep)
     monkeypatch.setattr(provider, "Clock", lambda: clock)
+    monkeypatch.setattr(node_calls, "aws", found.run_as_node)
     yield found
+    assert found.denied == []
     _remove_stacks(found)
     for client in found.clients.values():
         client.close()
@@ -242,6 +325,8 @@ def _record_calls(called: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def _remove_stacks(cloud: Cloud) -> None:
     """moto cannot delete a stack with a network: its machines are ended here."""
     groups = cloud.client("autoscaling")
+    with suppress(ClientError):  # a test that failed has left it
+        cloud.client("cloudformation").delete_stack(StackName="shoal-prod")
     for one in groups.describe_auto_scaling_groups()["AutoScalingGroups"]:
         groups.delete_auto_scaling_group(
             AutoScalingGroupName=one["AutoScalingGroupName"], ForceDelete=True
@@ -256,6 +341,6 @@ def file(cloud: Cloud, tmp_path: Path) -> Path:
         workers={"type": "m5.large", "count": 2, "min": 1, "disk_gib": 20},
         access={"key": str(tmp_path / ".ssh" / "ann.pub")},
         environment={"python": sys.executable},
-        wait_minutes=6,
-        settle_minutes=2,
+        wait_minutes=5,
+        settle_minutes=1,
     )

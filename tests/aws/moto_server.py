@@ -16,8 +16,10 @@ from typing import Any
 
 from moto.autoscaling import models as groups
 from moto.autoscaling import responses as group_answers
+from moto.core.common_models import CloudFormationModel
 from moto.core.responses import ActionResult
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+from moto.secretsmanager.models import secretsmanager_backends
 from moto.server import ThreadedMotoServer  # pyright: ignore[reportAttributeAccessIssue]
 from moto.servicequotas import models as quotas
 
@@ -35,6 +37,50 @@ def main(folder: Path, address: str = "127.0.0.1") -> None:
     print(f"http://{host}:{port}", flush=True)
     sys.stdin.read()
     server.stop()
+
+
+class Secret(CloudFormationModel):
+    """AWS::SecretsManager::Secret, which moto's CloudFormation lacks."""
+
+    __module__ = "moto.secretsmanager.models"  # moto files models by it
+
+    def __init__(self, name: str) -> None:
+        self.physical_resource_id = name
+
+    @staticmethod
+    def cloudformation_name_type() -> str:
+        return "Name"
+
+    @staticmethod
+    def cloudformation_type() -> str:
+        return "AWS::SecretsManager::Secret"
+
+    @classmethod
+    def create_from_cloudformation_json(
+        cls,
+        resource_name: str,
+        cloudformation_json: Any,
+        account_id: str,
+        region_name: str,
+        **kwargs: Any,
+    ) -> Secret:
+        asked = cloudformation_json["Properties"]["GenerateSecretString"]
+        told = {name: str(value).lower() == "true" for name, value in asked.items()}
+        backend = secretsmanager_backends[account_id][region_name]
+        password = backend.get_random_password(
+            password_length=int(asked["PasswordLength"]),
+            exclude_characters=asked["ExcludeCharacters"], exclude_numbers=False,
+            exclude_punctuation=told["ExcludePunctuation"],
+            exclude_uppercase=told["ExcludeUppercase"], exclude_lowercase=False,
+            include_space=False, require_each_included_type=True,
+        )  # fmt: skip
+        backend.create_secret(
+            name=resource_name,
+            secret_string=json.loads(password)["RandomPassword"],
+            secret_binary=None, description=None, tags=None, kms_key_id=None,
+            client_request_token=None, replica_regions=[], force_overwrite=False,
+        )  # fmt: skip
+        return cls(resource_name)
 
 
 def _read(path: Path, default: Any) -> Any:

@@ -30,6 +30,7 @@ from shoal.clusters.aws.joining import agent_text, join_of
 from shoal.clusters.bring_up import end, look
 from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
 from shoal.clusters.host_agent.processes import marked
+from tests.aws import command_line
 from tests.hosts import hosts_with_sshd, skip_or_fail
 from tests.support.hosts import Hosts
 from tests.support.sshd import Sshd, named
@@ -44,41 +45,9 @@ pytestmark = [
 BUCKET = "shoal-nodes"
 LIMIT_S = 120.0
 
-AWS = '''#!{python}
-"""aws s3 cp, s3 sync and ec2 describe-instances, as the agent calls them."""
-import json
-import os
-import sys
-import boto3
-
-def split(url):
-    bucket, _, key = url.removeprefix("s3://").partition("/")
-    return {{"Bucket": bucket, "Key": key}}
-
-words = [word for word in sys.argv[1:] if word not in ("--quiet", "--delete")]
-match words:
-    case ["ec2", "describe-instances", *_, filters]:
-        name, _, values = filters.partition(",Values=")
-        told = boto3.client("ec2").describe_instances(
-            Filters=[{{"Name": name.removeprefix("Name="), "Values": [values]}}]
-        )
-        print(json.dumps(told, default=str))
-    case ["s3", "sync", url, folder]:
-        where, s3 = split(url + "/"), boto3.client("s3")
-        found = s3.list_objects_v2(Bucket=where["Bucket"], Prefix=where["Key"])
-        for one in found.get("Contents", ()):
-            s3.download_file(
-                where["Bucket"], one["Key"],
-                os.path.join(folder, os.path.basename(one["Key"])),
-            )
-    case ["s3", "cp", "-", url]:
-        boto3.client("s3").put_object(**split(url), Body=sys.stdin.buffer.read())
-    case ["s3", "cp", url, "-"]:
-        body = boto3.client("s3").get_object(**split(url))["Body"]
-        sys.stdout.buffer.write(body.read())
-    case _:
-        sys.exit(f"unknown: {{words}}")
-'''
+AWS = """#!/bin/sh
+exec {python} {program} "$@"
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +133,8 @@ class Nodes:
         told = {
             "id": self.account.id, "folder": f"s3://{BUCKET}/{self.account.prefix}",
             "instance": instance, "address": self.server.addresses[number],
-            "role": role, "pause_s": "0.2",
+            "role": role, "pause_s": "0.2", "secret": "shoal-lab", "keeps": False,
+            "signal": "", "workers": 1, "least": 1, "settle_s": 300, "wait_s": 3300,
         }  # fmt: skip
         path = self.folder / f"agent-{number}.json"
         path.write_text(json.dumps(told))
@@ -213,7 +183,9 @@ def nodes(tmp_path: Path) -> Generator[Nodes]:
         account = Account(_serve(stack, tmp_path / "moto", hosts.address))
         stack.callback(lambda: [one.close() for one in account.clients.values()])
         account.client("s3").create_bucket(Bucket=BUCKET)
-        (tmp_path / "bin" / "aws").write_text(AWS.format(python=sys.executable))
+        program = Path(command_line.__file__)
+        text = AWS.format(python=sys.executable, program=program)
+        (tmp_path / "bin" / "aws").write_text(text)
         (tmp_path / "bin" / "aws").chmod(0o755)
         (tmp_path / "agent.py").write_text(agent_text())
         yield Nodes(tmp_path, hosts, server, account, stack)
@@ -284,6 +256,10 @@ def _check(
         update={"facts": {"names": {master: first, lost: second}}}
     )
     account.put("join.json", join_of(state, None))
+    account.put("formed.json", {"state": "complete", "asked": 1, "came": 1, "why": ""})
+    account.client("secretsmanager").create_secret(
+        Name="shoal-lab", SecretString=state.token
+    )
     nodes.start_agent(0, master, "master")
     nodes.start_agent(1, lost, "worker")
 

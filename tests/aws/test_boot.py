@@ -29,6 +29,7 @@ from tests.aws.test_template import Loader
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow, pytest.mark.process]
 
+LEAVES = "--no-should-decrement-desired-capacity"
 INSTANCE, ADDRESS = "i-0123456789abcdef0", "10.0.0.7"
 
 SERVICE = '''
@@ -69,11 +70,14 @@ server.serve_forever()
 
 AWS = """#!/bin/bash
 # aws s3 cp [--quiet] FROM TO, with a folder in the place of S3
-[ ! -e {folder}/s3-is-closed ] || exit 1
-[ "$1 $2" = "s3 cp" ] || exit 2
 [ -z "$AWS_ACCESS_KEY_ID$AWS_PROFILE" ] || exit 3
+if [ "$1" = autoscaling ]; then echo "$@" >>{folder}/left; exit; fi
+[ ! -e {folder}/s3-is-closed ] || exit 1
+kind=$2
+case "$1 $2" in "s3 cp" | "s3 sync") ;; *) exit 2 ;; esac
 shift 2; [ "$1" != --quiet ] || shift
 from=${{1/s3:\\/\\//{slashed}\\/s3\\/}} to=${{2/s3:\\/\\//{slashed}\\/s3\\/}}
+if [ "$kind" = sync ]; then exec cp "$from"/*.json "$to"; fi
 case $to in */s3/*) mkdir -p "$(dirname "$to")" ;; esac
 if [ "$from" = - ]; then cat >"$to"; else cp "$from" "$to"; fi
 """
@@ -144,8 +148,16 @@ class Booted:
         return (self.folder / "s3/bucket/clusters/prod/0123abcd" / name).read_bytes()
 
     @property
+    def left(self) -> str:
+        """How it has left its group."""
+        path = self.folder / "left"
+        return path.read_text().strip().rpartition(" ")[2] if path.exists() else ""
+
+    @property
     def signals(self) -> list[dict[str, str]]:
         path = self.folder / "signals"
+        if not path.exists():
+            return []
         return [json.loads(one) for one in path.read_text().split("\n") if one]
 
 
@@ -162,7 +174,9 @@ def boot(tmp_path: Path) -> Callable[..., Booted]:
             "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "Mount": str(tmp_path / "efs"), "FileSystem": "new", "Files": "fs-0123",
             "Runs": "s3://bucket/runs", "AgentDigest": "",
-            "Booted": "http://169.254.169.254/wait", **changed,
+            "Booted": "http://169.254.169.254/wait", "WorkerCount": "4",
+            "LeastWorkers": "1", "SettleSeconds": "300", "WaitSeconds": "3300",
+            "KeepsFailed": "no", **changed,
         }  # fmt: skip
         _write_programs(tmp_path)
         (tmp_path / "user-data").write_text(user_data_of(role, values))
@@ -268,11 +282,41 @@ def test_a_setup_script_that_was_changed_does_not_run(
     found = boot(SetupDigest="0" * 64)
     assert found.status == 1
     assert not (tmp_path / "evil").exists()
+    told = json.loads(found.object(f"nodes/{INSTANCE}.json"))
+    assert told["state"] == "failed"
+    assert told["reason"] == "the setup script failed; see its log"
+    assert (found.left, found.signals) == (LEAVES, [])
+    assert b"Leaves its group; failed so: 1" in (
+        found.object(f"logs/{INSTANCE}/boot.log")
+    )
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_the_third_node_with_the_same_reason_ends_the_tries(
+    boot: Callable[..., Booted], tmp_path: Path, others: int
+) -> None:
+    reason = "the setup script failed; see its log"
+    nodes = tmp_path / "s3/bucket/clusters/prod/0123abcd/nodes"
+    nodes.mkdir(parents=True)
+    told = {"state": "failed", "reason": reason, "role": "master"}
+    for number in range(others):
+        (nodes / f"i-{number}.json").write_text(json.dumps(told))
+    (nodes / "i-8.json").write_text("{")
+    (nodes / "i-9.json").write_text(json.dumps({**told, "role": "worker"}))
+    found = boot(SetupDigest="0" * 64)
+    if others == 1:
+        assert (found.left, found.signals) == (LEAVES, [])
+        return
+    assert found.left == "--should-decrement-desired-capacity"
+    [signal] = found.signals
+    assert (signal["Status"], signal["Reason"]) == ("FAILURE", reason)
+
+
+def test_a_node_that_fails_is_kept_on_request(boot: Callable[..., Booted]) -> None:
+    found = boot(SetupDigest="0" * 64, KeepsFailed="yes")
+    assert found.left == ""
     [signal] = found.signals
     assert signal["Status"] == "FAILURE"
-    assert "the setup script failed" in signal["Reason"]
-    told = json.loads(found.object(f"nodes/{INSTANCE}.json"))
-    assert (told["state"], told["reason"]) == ("failed", signal["Reason"])
 
 
 def test_a_bucket_that_cannot_be_reached_is_told(
@@ -283,6 +327,7 @@ def test_a_bucket_that_cannot_be_reached_is_told(
     assert found.status == 1
     [signal] = found.signals
     assert signal["Reason"] == "the bucket bucket cannot be written to"
+    assert found.left == ""  # nobody could count it
 
 
 def test_python_is_installed_where_it_is_not(boot: Callable[..., Booted]) -> None:
@@ -315,6 +360,7 @@ def test_lists_follow_the_object_of_the_cluster(
         "10.0.0.3 deeplearning-worker2\n"
     )
     assert "localhost" in hosts
+    assert f" {os.uname().nodename}\n" in hosts.replace("\t", " ")
     told = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().split())
     assert told == {
         "DEEPLEARNING_WORKERS_PATH": "/opt/shoal/workers",
@@ -350,6 +396,8 @@ def test_the_agent_is_installed_as_it_was_sent(
     assert json.loads((tmp_path / "agent.json").read_text()) == {
         "id": "0123abcd", "folder": "s3://bucket/clusters/prod/0123abcd",
         "instance": INSTANCE, "address": ADDRESS, "role": "worker",
+        "secret": "shoal-prod-0123abcd", "signal": "", "keeps": False,
+        "workers": 4, "least": 1, "settle_s": 300, "wait_s": 3300,
     }  # fmt: skip
     unit = (tmp_path / "shoal-agent.service").read_text()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -368,5 +416,5 @@ def test_an_agent_that_was_changed_is_not_started(
     found = boot(AgentDigest="0" * 64)
     assert found.status == 1
     assert not (tmp_path / "shoal-agent.service").exists()
-    [signal] = found.signals
-    assert signal["Reason"] == "the agent of the node cannot be started"
+    told = json.loads(found.object(f"nodes/{INSTANCE}.json"))
+    assert told["reason"] == "the agent of the node cannot be started"

@@ -11,18 +11,18 @@ import os
 import re
 import socket
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from shoal.clusters.aws import stack
+from shoal.clusters.aws import node_forming, stack
 from shoal.clusters.aws.calls import Calls
 from shoal.clusters.aws.parameters import Choices, parameters_of, tags_of
 from shoal.clusters.aws.stack import Clock, Stack
 from shoal.clusters.aws.template import template
+from shoal.errors import ClusterError
 from tests.aws.conftest import OUTSIDE
 from tests.aws.test_template import TOOLS
 from tests.clusters.aws_files import spec
@@ -163,8 +163,8 @@ def ended(found: Stack) -> str:
     return "gone"
 
 
-def signal(calls: Calls, found: Stack, status: str, reason: str = "") -> None:
-    """Signals as the master does, to the address that its user data holds."""
+def signal(calls: Calls, found: Stack, reason: str = "") -> None:
+    """Signals as the master's agent does, to the address that its user data holds."""
     clock = Clock()
     while True:
         told = calls.ask(
@@ -178,15 +178,7 @@ def signal(calls: Calls, found: Stack, status: str, reason: str = "") -> None:
         if urls and waits:
             break
         clock.sleep(0.1)
-    body = {"Status": status, "UniqueId": "i-1", "Data": "i-1", "Reason": reason}
-    request = urllib.request.Request(
-        urls[0],
-        data=json.dumps(body).encode(),
-        method="PUT",
-        headers={"Content-Type": ""},
-    )
-    with urllib.request.urlopen(request, timeout=10):
-        pass
+    node_forming.signal(urls[0], "i-1", is_up=not reason, why=reason)
 
 
 def files(calls: Calls) -> set[str]:
@@ -196,7 +188,7 @@ def files(calls: Calls) -> set[str]:
 
 def test_the_master_signals_and_down_leaves_the_file_system(calls: Calls) -> None:
     found = made(calls)
-    signal(calls, found, "SUCCESS")
+    signal(calls, found)
     assert ended(found) == "CREATE_COMPLETE"
     news = found.news()
     assert ("Network", "is made") in news
@@ -204,12 +196,18 @@ def test_the_master_signals_and_down_leaves_the_file_system(calls: Calls) -> Non
     state = found.state()
     assert state is not None
     assert state.tags["shoal:id"] == ID
+    secret = {"SecretId": f"{found.name}-{ID}"}
+    # ministack makes it, and ignores what is to be left out of it.
+    told = calls.ask("secretsmanager", "GetSecretValue", **secret)
+    assert len(told["SecretString"]) == 64
     kept = state.outputs["FileSystem"]
     assert kept in files(calls)
-    told: list[tuple[str, str]] = []
-    Stack(calls, state.id).delete(lambda name, step: told.append((name, step)))
+    steps: list[tuple[str, str]] = []
+    Stack(calls, state.id).delete(lambda name, step: steps.append((name, step)))
     assert found.state() is None
     assert kept in files(calls)
+    with pytest.raises(ClusterError):
+        calls.ask("secretsmanager", "GetSecretValue", **secret)
     Stack(calls, state.id).delete()  # again, with nothing to do
 
 
@@ -217,7 +215,7 @@ def test_a_reason_reaches_the_user_and_nothing_is_left(calls: Calls) -> None:
     before = files(calls)
     found = made(calls)
     reason = "Python 3.11 cannot be installed on this image"
-    signal(calls, found, "FAILURE", reason)
+    signal(calls, found, reason)
     assert ended(found) == "ROLLBACK_COMPLETE"
     assert any(reason in why for why in found.failures())
     assert files(calls) == before
@@ -234,7 +232,7 @@ def test_a_master_that_says_nothing_ends_the_wait(calls: Calls) -> None:
 def test_the_end_is_a_schedule_that_deletes_the_stack(calls: Calls) -> None:
     """The stand-in keeps schedules, and does not carry them out: the test does."""
     found = made(calls, end_at="2099-01-02T03:04:05")
-    signal(calls, found, "SUCCESS")
+    signal(calls, found)
     assert ended(found) == "CREATE_COMPLETE"
     state = found.state()
     assert state is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,25 @@ Loader.add_multi_constructor("!", _function)
 def resources() -> dict[str, Any]:
     found = yaml.load(template(SOURCES, TAGS), Loader)["Resources"]
     return {name: one.get("Properties", {}) | {"#": one} for name, one in found.items()}
+
+
+def node_statements(bucket: str = "a-bucket") -> list[dict[str, Any]]:
+    """The policy of the role of nodes, of a cluster prod in any of its lives."""
+    resources = yaml.load(template(), Loader)["Resources"]
+    [policy] = resources["NodeRole"]["Properties"]["Policies"]
+    known = {"AWS::Partition": "aws", "Bucket": bucket, "ClusterName": "prod",
+             "ClusterId": "*"}  # fmt: skip
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "!Sub" in value:
+                return re.sub(
+                    r"\$\{([\w:]+)\}", lambda m: known.get(m[1], "*"), value["!Sub"]
+                )
+            return {key: filled(one) for key, one in value.items()}
+        return [filled(one) for one in value] if isinstance(value, list) else value
+
+    return filled(policy["PolicyDocument"]["Statement"])
 
 
 def run(*words: str | Path) -> str:
@@ -161,13 +181,43 @@ def test_every_role_has_the_boundary_and_no_name(resources: Any) -> None:
 
 def test_a_node_may_read_and_write_its_own_prefix_only(resources: Any) -> None:
     [policy] = resources["NodeRole"]["Policies"]
-    statements = policy["PolicyDocument"]["Statement"]
-    for one in statements:
+    statements = {one["Sid"]: one for one in policy["PolicyDocument"]["Statement"]}
+    for name, one in statements.items():
         assert "*" not in one["Action"]
-        is_list = one["Action"] == "ec2:DescribeInstances"  # it knows no resources
-        assert one["Resource"] != "*" or is_list
-    [own] = [one for one in statements if one["Sid"] == "OwnObjects"]
-    assert "clusters/${ClusterName}/${ClusterId}/*" in str(own["Resource"])
+        assert one["Resource"] != "*" or name == "Machines"  # they know no resources
+    own = str(statements["OwnObjects"]["Resource"])
+    assert "clusters/${ClusterName}/${ClusterId}/*" in own
+    assert all(":Describe" in action for action in statements["Machines"]["Action"])
+    assert statements["Token"] == {
+        "Sid": "Token", "Effect": "Allow", "Action": "secretsmanager:GetSecretValue",
+        "Resource": {"!Ref": "Token"},
+    }  # fmt: skip
+
+
+def test_a_node_may_change_the_size_of_its_own_groups_up_to_the_greatest(
+    resources: Any,
+) -> None:
+    [policy] = resources["NodeRole"]["Policies"]
+    [sizes] = [
+        one for one in policy["PolicyDocument"]["Statement"] if one["Sid"] == "Sizes"
+    ]
+    assert "autoscaling:UpdateAutoScalingGroup" not in str(policy)  # MaxSize
+    assert sizes["Resource"]["!Sub"].endswith("Name/${AWS::StackName}-*")
+    of_cluster = {"aws:ResourceTag/shoal:id": {"!Ref": "ClusterId"}}
+    assert sizes["Condition"] == {"StringEquals": of_cluster}
+    for name in ("Masters", "Workers"):
+        [tag] = [one for one in resources[name]["Tags"] if one["Key"] == "shoal:id"]
+        assert tag["Value"] == {"!Ref": "ClusterId"}
+        assert resources[name]["MinSize"] == "0"
+
+
+def test_the_token_is_a_secret_that_the_stack_makes(resources: Any) -> None:
+    asked = resources["Token"]["GenerateSecretString"]
+    left = set("0123456789abcdefghijklmnopqrstuvwxyz") - set(asked["ExcludeCharacters"])
+    assert left == set("0123456789abcdef")
+    assert asked["ExcludeUppercase"] is asked["ExcludePunctuation"] is True
+    assert asked["PasswordLength"] == 64
+    assert "SecretString" not in resources["Token"]
 
 
 def test_the_file_system_outlives_the_stack_but_no_rollback(resources: Any) -> None:
@@ -217,5 +267,5 @@ def test_the_wait_is_a_parameter(resources: Any) -> None:
 
 def test_there_is_no_secret_in_it() -> None:
     text = template(SOURCES, TAGS).lower()
-    for word in ("password", "secretsmanager", "private key", "access_key_id="):
-        assert word not in text
+    for word in ("secretstring:", "private key", "access_key_id="):
+        assert word not in text.replace("generatesecretstring:", "")

@@ -7,15 +7,19 @@ import json
 import os
 import sys
 import time
+import urllib.request
+from datetime import UTC, datetime
+from email.message import Message
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.clusters.aws import node_agent
+from shoal.clusters.aws import node_agent, node_forming
 from shoal.clusters.aws.joining import agent_text, join_of
 from shoal.clusters.aws.members import joined_of
 from shoal.clusters.aws.node_decisions import (
@@ -29,6 +33,7 @@ from shoal.clusters.aws.ways_in import refreshed
 from tests.clusters.test_aws_members import MASTER, instance, known, member, said
 
 HEAD = "10.0.0.9:6379"
+SHORT = "We currently do not have sufficient capacity"
 
 
 def object_of(number: int, role: str = "worker", **more: Any) -> Any:
@@ -41,7 +46,7 @@ def me(number: int, role: str = "worker") -> Me:
 
 def join(**nodes: int) -> dict[str, Any]:
     return {
-        "name": "prod", "token": "ab", "backend": "jax", "head": "10.0.0.9",
+        "name": "prod", "backend": "jax", "head": "10.0.0.9",
         "port": 6379, "python": None, "environment": "0a", "requirements": ["x==1"],
         "archive": "environments/0a.tar", "options": [], "files": ["shoal.whl"],
         "nodes": nodes,
@@ -146,12 +151,18 @@ def test_another_address_is_not_listed() -> None:
 # ----------------------------------------------------------------------- the agent
 
 AWS = """#!/bin/sh
-# aws s3 cp|sync and ec2 describe-instances, with a folder in the place of AWS
+# aws, as the agent calls it, with a folder in the place of AWS
 set -e
 echo "$1 $2" >>{folder}/called
 case "$1 $2" in
 "ec2 describe-instances") exec cat {folder}/instances.json ;;
-"s3 sync") rm -rf "$6"; mkdir -p "$6"; cp {folder}/s3/nodes/* "$6/" 2>/dev/null || : ;;
+"autoscaling describe-auto-scaling-groups") exec cat {folder}/groups.json ;;
+"autoscaling describe-scaling-activities") exec cat {folder}/activities.json ;;
+"autoscaling "*) echo "$@" >>{folder}/changed ;;
+"secretsmanager get-secret-value") echo '{{"SecretString": "'"$4"' of Ray"}}' ;;
+"s3 sync")
+    rm -rf "$6"; mkdir -p "$6"
+    cp {folder}/s3/${{5##*/}}/* "$6/" 2>/dev/null || : ;;
 "s3 cp")
     from={folder}/s3/${{4#s3://bucket/}} to={folder}/s3/${{5#s3://bucket/}}
     [ "$5" != - ] || exec cat "$from"
@@ -175,12 +186,14 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "s3"
 
 
-def agent(number: int, role: str = "worker") -> node_agent.Agent:
-    told = {
-        "id": "0123abcd", "folder": "s3://bucket",
-        **me(number, role)._asdict(),
-    }  # fmt: skip
-    return node_agent.Agent(told)
+TOLD: dict[str, Any] = {
+    "id": "0123abcd", "folder": "s3://bucket", "secret": "token", "keeps": False,
+    "signal": "", "workers": 2, "least": 1, "settle_s": 300, "wait_s": 3300,
+}  # fmt: skip
+
+
+def agent(number: int, role: str = "worker", **more: Any) -> node_agent.Agent:
+    return node_agent.Agent({**TOLD, **me(number, role)._asdict(), **more})
 
 
 def write(path: Path, value: Any) -> None:
@@ -240,6 +253,7 @@ def test_a_worker_joins_step_by_step(bucket: Path, host: Host) -> None:
     _, installed = host.asked[0]
     assert (installed["payload"], installed["by"]) == (b"wheels", sys.executable)
     started = dict(host.asked)["start"]
+    assert started["token"] == "token of Ray"
     assert (started["mark"], started["private"]) == ("0123abcd-5", "10.0.0.3")
     assert (started["head"], started["port"]) == ("10.0.0.9", 6379)
     told = joined_of((bucket / "joined" / "i-00000003.json").read_bytes(), member(3))
@@ -263,23 +277,110 @@ def test_a_worker_joins_step_by_step(bucket: Path, host: Host) -> None:
     assert len(host.verbs) == before
 
 
-def test_a_node_that_cannot_join_says_why_and_stops_to_try(
-    bucket: Path, host: Host
-) -> None:
+@pytest.mark.parametrize(
+    ("others", "answers", "keeps", "left"),
+    [
+        (0, True, False, "--no-should-decrement-desired-capacity"),
+        (2, True, False, "--should-decrement-desired-capacity"),
+        (2, False, False, ""),  # the head is gone: no fault of the node
+        (0, True, True, ""),
+    ],
+)
+def test_a_node_that_cannot_join_says_why_and_leaves(
+    bucket: Path, host: Host, monkeypatch: pytest.MonkeyPatch,
+    others: int, answers: bool, keeps: bool, left: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(node_agent, "_answers", lambda _host, _port: answers)
+    for number in range(others):
+        told = {"state": "failed", "reason": f"Ray is version {number} there"}
+        write(bucket / "joined" / f"i-{number}.json", told)
     write(bucket / "join.json", {**join(), "python": sys.executable})
     listed = [{"instance": "i-00000003", "address": "10.0.0.3", "number": 5}]
     write(bucket / "cluster.json", {"nodes": listed})
-    host.refuses = "Ray is another version there"
-    node = agent(3)
+    host.refuses = "Ray is version 9 there"
+    node = agent(3, keeps=keeps)
     assert [node.turn().do for _ in range(4)] == ["start"] * 3 + ["give up"]
     told = joined_of((bucket / "joined" / "i-00000003.json").read_bytes(), member(3))
     assert told is not None
     assert (told.state, told.reason) == ("failed", host.refuses)
     log = (bucket / "logs" / "i-00000003" / "agent.log").read_text()
     assert f"give up: {host.refuses}" in log
+    changed = bucket.parent / "changed"
+    said = changed.read_text().split() if changed.exists() else [""]
+    assert said[-1] == left
     host.refuses = ""
-    write(bucket / "join.json", {**join(), "python": sys.executable, "token": "new"})
+    write(bucket / "join.json", {**join(), "python": sys.executable, "backend": "x"})
     assert node.turn().do == "start"  # another `up`
+
+
+def test_the_master_forms_the_cluster_with_those_that_came(
+    bucket: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals: list[tuple[bool, str]] = []
+    now_s = [1e9]
+
+    def signal(_url: str, _instance: str, *, is_up: bool, why: str) -> None:
+        signals.append((is_up, why))
+
+    monkeypatch.setattr(node_forming, "signal", signal)
+    created = datetime.fromtimestamp(now_s[0], UTC).isoformat()
+    groups = [
+        {
+            "AutoScalingGroupName": f"{role}s", "CreatedTime": created,
+            "Tags": [{"Key": "shoal:role", "Value": role}],
+        }
+        for role in ("master", "worker")
+    ]  # fmt: skip
+    write(bucket.parent / "groups.json", {"AutoScalingGroups": groups})
+    failed = {"StatusCode": "Failed", "StatusMessage": SHORT}
+    write(bucket.parent / "activities.json", {"Activities": [failed]})
+    found = [instance(9, "master"), instance(1)]
+    write(bucket.parent / "instances.json", {"Reservations": [{"Instances": found}]})
+    write(bucket / "nodes" / "i-00000009.json", object_of(9, "master"))
+    write(bucket / "nodes" / "i-00000001.json", object_of(1))
+    told = {**TOLD, **me(9, "master")._asdict()}
+    node = node_agent.Agent(told, lambda: now_s[0])
+    node.turn()
+    now_s[0] += 290
+    node.turn()
+    assert not (bucket / "formed.json").exists()
+    now_s[0] += 20
+    node.turn()
+    assert read(bucket / "formed.json") == {
+        "form": 1, "state": "fewer", "asked": 2, "came": 1, "why": SHORT,
+    }  # fmt: skip
+    assert signals == [(True, f"1 of 2 workers: {SHORT}")]
+    changed = (bucket.parent / "changed").read_text().split()
+    assert changed[1:] == [
+        "set-desired-capacity", "--auto-scaling-group-name", "workers",
+        "--desired-capacity", "1",
+    ]  # fmt: skip
+    node.turn()  # it is decided once
+    # An agent that starts again tells the stack, in case it has not, and no more.
+    write(bucket.parent / "activities.json", {"Activities": []})
+    node_agent.Agent(told, lambda: now_s[0]).turn()
+    assert signals == [(True, f"1 of 2 workers: {SHORT}")] * 2
+
+
+def test_the_stack_that_cannot_be_told_is_told_later(
+    bucket: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formed = {"state": "fail", "asked": 2, "came": 0, "why": SHORT}
+    write(bucket / "formed.json", formed)
+    write(bucket.parent / "instances.json", {"Reservations": []})
+    asked: list[Any] = []
+
+    def refused(request: Any, timeout: float) -> None:
+        asked.append(json.loads(request.data))
+        code = 503 if len(asked) == 1 else 403  # 403: the address has expired
+        raise HTTPError(request.full_url, code, "no", Message(), None)
+
+    monkeypatch.setattr(urllib.request, "urlopen", refused)
+    node = agent(9, "master", signal="http://127.0.0.1:9/wait")
+    for _ in range(3):
+        node.turn()
+    assert [one["Status"] for one in asked] == ["FAILURE"] * 2
+    assert asked[0]["Reason"] == f"0 of 2 workers: {SHORT}"
 
 
 def test_the_master_lists_nodes_as_they_come_and_go(bucket: Path, host: Host) -> None:
@@ -289,6 +390,9 @@ def test_the_master_lists_nodes_as_they_come_and_go(bucket: Path, host: Host) ->
         write(bucket.parent / "instances.json", told)
 
     write(bucket / "join.json", join(**{"i-00000009": 0, "i-00000001": 1}))
+    write(
+        bucket / "formed.json", {"state": "complete", "asked": 2, "came": 2, "why": ""}
+    )
     for number, role in ((9, "master"), (1, "worker"), (2, "worker")):
         write(bucket / "nodes" / f"i-{number:08x}.json", object_of(number, role))
     (bucket / "nodes" / "i-00000007.json").write_text("{")
@@ -321,7 +425,7 @@ def test_a_bucket_that_does_not_answer_ends_no_agent(
         raise KeyboardInterrupt
 
     write(bucket.parent / "agent.json", {
-        "id": "0", "folder": "s3://bucket", **me(9, "master")._asdict(),
+        **TOLD, **me(9, "master")._asdict(),
     })  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["agent", str(bucket.parent / "agent.json")])
     clock = SimpleNamespace(sleep=stop, strftime=time.strftime, gmtime=time.gmtime)
@@ -341,6 +445,15 @@ def test_its_text_needs_nothing_that_is_installed() -> None:
     assert names <= {*sys.stdlib_module_names}
     assert agent_text().rstrip().endswith("main()")
     compile(agent_text(), "agent", "exec")
+    own = [
+        name for node in tree.body for name in (
+            [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef)
+            else [one.id for one in ast.walk(node)
+                  if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+        )
+    ]  # fmt: skip
+    twice = {name for name in own if own.count(name) > 1}
+    assert twice == {"HOST_PROGRAM", "HOST_BOOT"}  # its parts share one file
 
 
 # ------------------------------------------------------------- what the laptop sees

@@ -17,15 +17,6 @@ from hypothesis import strategies as st
 from shoal.clusters.aws import checks
 from shoal.clusters.aws.calls import error_of
 from shoal.clusters.aws.choices import image_names, my_address
-from shoal.clusters.aws.degrade import (
-    Complete,
-    Decision,
-    Fewer,
-    GiveUp,
-    Wait,
-    decide,
-    failures_of,
-)
 from shoal.clusters.aws.keys import key_of
 from shoal.clusters.aws.members import Member, aliases_of, members_of
 from shoal.clusters.aws.node_findings import end_finding, findings_of
@@ -75,6 +66,10 @@ def test_members_are_what_ec2_says_the_master_first() -> None:
     assert [one.private for one in found] == ["10.0.0.4", "10.0.0.1", "10.0.0.2"]
     assert [one.is_ready for one in found] == [True, True, False]
     assert (found[0].public, found[2].boot, wrong) == ("54.1.1.1", "unheard", [])
+    told = said(3, state="failed", reason="no disk")
+    assert members_of([gone], {"i-00000003": told}) == (
+        [], ["the worker i-00000003 could not boot, and has left: no disk"],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -107,70 +102,6 @@ def test_a_name_never_stands_for_two_machines() -> None:
 
 
 MASTER = member(9, "master")
-SHORT = "We currently do not have sufficient capacity"
-FOREVER = "You are not authorized to perform this operation"
-
-
-@pytest.mark.parametrize(
-    ("workers", "failures", "elapsed_s", "quiet_s", "expected"),
-    [
-        ([1, 2, 3, 4], [], 60, 0, Complete()),
-        ([1, 2], [], 60, 3000, Wait()),
-        ([1, 2], [SHORT], 60, 100, Wait()),
-        ([1, 2], [SHORT], 600, 300, Fewer(2, SHORT)),
-        ([], [SHORT], 600, 300, Wait()),
-        ([], [SHORT], 3200, 300, GiveUp(SHORT)),
-        ([1], [], 3200, 0, Fewer(1, "no reason was given")),
-        ([1], [FOREVER], 10, 0, Fewer(1, FOREVER)),
-        ([], [FOREVER], 10, 0, GiveUp(FOREVER)),
-    ],
-)
-def test_fewer_workers(
-    workers: list[int],
-    failures: list[str],
-    elapsed_s: float,
-    quiet_s: float,
-    expected: Decision,
-) -> None:
-    came = [MASTER, *(member(number) for number in workers)]
-    decision = decide(
-        spec(), came, {"worker": failures}, elapsed_s=elapsed_s, quiet_s=quiet_s
-    )
-    assert decision == expected
-
-
-def test_machines_that_boot_are_waited_for() -> None:
-    came = [MASTER, member(1), member(2, heard=False)]
-    late = {"elapsed_s": 600.0, "quiet_s": 400.0}
-    assert decide(spec(), came, {"worker": [SHORT]}, **late) == Wait()
-    broken = [
-        MASTER,
-        *(member(n, state="failed", reason="no disk") for n in range(1, 5)),
-    ]
-    found = decide(spec(), broken, {}, **late)
-    assert isinstance(found, GiveUp)
-    assert "i-00000001: no disk" in found.reason
-
-
-def test_without_a_master_there_is_nothing() -> None:
-    came = [member(n) for n in range(1, 5)]
-    assert decide(spec(), came, {}, elapsed_s=60, quiet_s=0) == Wait()
-    assert isinstance(decide(spec(), came, {}, elapsed_s=3200, quiet_s=0), GiveUp)
-    found = decide(spec(), came, {"master": [FOREVER]}, elapsed_s=1, quiet_s=0)
-    assert found == GiveUp(f"there is no master: {FOREVER}")
-    failed = [member(9, "master", state="failed", reason="no Python"), *came]
-    found = decide(spec(), failed, {}, elapsed_s=1, quiet_s=0)
-    assert found == GiveUp("the master did not boot: no Python")
-
-
-def test_failures_are_told_once_in_the_words_of_the_service() -> None:
-    activities = [
-        {"StatusCode": "Failed", "StatusMessage": SHORT},
-        {"StatusCode": "Successful", "StatusMessage": "fine"},
-        {"StatusCode": "Failed", "StatusMessage": SHORT},
-        {"StatusCode": "Failed", "Description": "Launching"},
-    ]
-    assert failures_of(activities) == [SHORT, "Launching"]
 
 
 def test_workers_are_reached_through_the_master_and_keys_are_known() -> None:

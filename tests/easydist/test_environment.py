@@ -17,6 +17,7 @@ from shoal.easydist.report import ExperimentReport
 from shoal.easydist.timing import HEADER, Spent, spent
 from shoal.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.runs.catalogue import list_runs
+from shoal.runs.folder import Folder
 from shoal.runs.store import create
 from shoal.runs.use import Use
 from tests.data.files.writing import npy_bytes
@@ -97,15 +98,19 @@ def test_arguments_of_the_environment_are_refused_in_fit(home: Path):
         ExecutionEnvironment(bucket="b", model=linear()).fit(epochs=3)
 
 
-def test_runs_that_are_kept_elsewhere(
+def test_a_run_is_copied_to_storage_elsewhere(
     home: Path, data: Bucket, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("SHOAL_RUNS", "memory://runs")
+    root = f"memory://{home.name}"
+    monkeypatch.setenv("SHOAL_RUNS", root)
     made = ExecutionEnvironment(
-        bucket=data.name, prefix="rows", model=linear(), preprocess=Rows
+        bucket=data.name, prefix="rows", model=linear(), preprocess=Rows, workers=1
     )
-    with pytest.raises(ConfigError, match=r"memory://runs.*Unset SHOAL_RUNS"):
-        made.fit()
+    history = made.fit(verbose=0)
+    [copied] = list_runs(root)
+    assert (copied.id, copied.status) == (history.run.id, "finished")
+    assert (home / "shoal-runs" / history.run.id).is_dir()
+    assert Folder.at(root).exists(f"{history.run.id}/experiments/report.txt")
 
 
 @pytest.mark.process

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ConfigError, DataError
+from shoal.runs import folder as runs_folder
 from shoal.runs.folder import Folder, is_place
+from shoal.runs.profiles import note_profile, profile_of
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -136,3 +138,27 @@ def test_a_pipe_is_refused_at_once(kind: str, tmp_path: Path):
         odd.symlink_to("/dev/zero")
     with pytest.raises(OSError, match="Not a plain file"):
         Folder.at(tmp_path).read("odd")
+
+
+def test_storage_is_opened_with_the_profile_of_its_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    def opened(url: str, **options: object) -> tuple[None, str]:
+        asked.append((url, options))
+        return None, url
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(runs_folder, "url_to_fs", opened)
+    note_profile("lab", "research")
+    note_profile("other", "vision")
+    for url in ("s3://lab/runs", "s3a://other", "s3://nobodys/runs", "memory://lab"):
+        Folder.at(url)
+    assert [options.get("profile") for _, options in asked] == [
+        "research", "vision", None, None,
+    ]  # fmt: skip
+    note_profile("lab", None)  # an `up` with the environment's credentials
+    assert profile_of("s3://lab/runs") == ""
+    (tmp_path / ".shoal" / "profiles.json").write_text("[")
+    assert profile_of("s3://other/runs") == ""

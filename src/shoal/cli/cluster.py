@@ -19,7 +19,7 @@ from shoal.cli import cluster_connect, cluster_logs, cluster_plan
 from shoal.cli.doctor import SIGNS
 from shoal.cli.group import FAILURE
 from shoal.cli.steps import Steps
-from shoal.cli.tables import AsJson, show_json, show_table
+from shoal.cli.tables import AsJson, format_seconds, show_json, show_table
 from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.health import CHECKS, NodeHealth
 from shoal.clusters.hosts_file import HostsFile
@@ -98,6 +98,7 @@ def up(  # noqa: PLR0913 - one argument for each option
         preview = asked.provider.preview(spec)
         cluster_plan.show_preview(preview, as_json=as_json)
         return
+    began = time.monotonic()
     with _half_up(called), Steps() as steps:
         wishes = Wishes(
             confirm=lambda preview: cluster_plan.confirm(preview, steps, agrees=agrees),
@@ -120,6 +121,8 @@ def up(  # noqa: PLR0913 - one argument for each option
         say(f"not {address}: {why}", err=True)
     for note in asked.provider.notes(state):
         say(note)
+    if asked.provider.makes_machines:
+        say(f"It took {format_seconds(time.monotonic() - began)}.", err=True)
 
 
 @app.command("list")

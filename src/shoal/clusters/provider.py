@@ -147,6 +147,11 @@ class Acquisition:
         self._state = self._state.model_copy(update={"facts": known})
         self._store.write(self._state)
 
+    def set_token(self, token: str) -> None:
+        """Stores the token of Ray, of a provider that makes one itself."""
+        self._state = self._state.model_copy(update={"token": token})
+        self._store.write(self._state)
+
     def tell(self, name: str, step: str) -> None:
         """Shows the present step of a machine or another resource."""
         self._tell(name, step)

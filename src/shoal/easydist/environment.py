@@ -22,6 +22,7 @@ from shoal.easydist.place import bucket_of, url_of
 from shoal.easydist.report import ExperimentReport, epoch_seconds
 from shoal.easydist.timing import LINES, spent, timed
 from shoal.errors import ConfigError, a_kind
+from shoal.facts import DEFAULT_ROOT
 from shoal.plan import environment
 from shoal.plan.request import Workers
 from shoal.runs.events import exchange_records, read_events
@@ -133,10 +134,13 @@ class ExecutionEnvironment:
         source = open_files(self.url, preprocess=preprocess, on_bad_file=bad)
         opening_s = time.monotonic() - opening
         experiment = _begin(model)
-        history = self._train(model, source, experiment, began, arguments)
-        history.experiment = experiment.number
-        report = _report(experiment, history, began, opening_s)
-        (experiment.records / "report.txt").write_text(f"{report}\n")
+        try:
+            history = self._train(model, source, experiment, began, arguments)
+            history.experiment = experiment.number
+            report = _report(experiment, history, began, opening_s)
+            (experiment.records / "report.txt").write_text(f"{report}\n")
+        finally:
+            experiment.copy_to(environment().runs)
         if arguments.get("verbose", "auto") != 0:
             Display(is_live=False).say(str(report))
         return history
@@ -180,13 +184,9 @@ class ExecutionEnvironment:
 def _begin(model: Any) -> Experiment:
     """Creates a new run, and its number."""
     root = environment().runs
-    if not Folder.at(root).is_local:
-        raise ConfigError(
-            f"runs are kept in {root!r}, as SHOAL_RUNS says. Expected a folder of this "
-            "machine: experiments/ in the working directory links to it. Unset "
-            "SHOAL_RUNS, or call shoal.fit, which keeps runs anywhere."
-        )
-    run = create(root, str(model.name))
+    # experiments/ links to the run, so it is on this machine, and is copied afterwards.
+    place = root if Folder.at(root).is_local else DEFAULT_ROOT
+    run = create(place, str(model.name))
     try:
         return begin_experiment(run, Path.cwd())
     except BaseException:

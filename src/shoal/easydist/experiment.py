@@ -16,6 +16,7 @@ from zipfile import ZipFile
 
 from shoal.errors import ConfigError
 from shoal.host.private import make_private
+from shoal.runs.folder import Folder
 from shoal.runs.store import ARCHIVE, LOGS, MODELS, WEIGHTS, StoredRun
 from shoal.training.progress import warn_aside
 
@@ -83,6 +84,30 @@ class Experiment:
                 for part, name in ARCHIVED.items():
                     if part in parts.namelist():
                         (self.models / name).write_bytes(parts.read(part))
+
+    def copy_to(self, root: str) -> None:
+        """Copies the run to its folder of runs, if that is not on this machine.
+
+        Failing storage costs only the copy.
+
+        Args:
+            root: Folder or URL of runs.
+        """
+        source = Path(self.run.folder.path)
+        place = Folder.at(root)
+        if place.is_local or not source.is_dir():
+            return
+        target = place.child(self.run.id)
+        try:
+            for path in sorted(one for one in source.rglob("*") if one.is_file()):
+                name = path.relative_to(source).as_posix()
+                target.fs.put_file(str(path), target.where(name))
+        except Exception as error:  # each kind of storage has errors of its own
+            warn_aside(
+                f"the run cannot be copied to {root} ({type(error).__name__}: "
+                f"{error}). Expected storage that takes files. It is in "
+                f"{self.run.url}."
+            )
 
     def undo(self) -> None:
         """Removes the folders, because nothing has begun."""

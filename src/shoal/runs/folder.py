@@ -14,6 +14,7 @@ from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]
 
 from shoal.errors import ConfigError, DataError
 from shoal.host import private
+from shoal.runs.profiles import profile_of
 
 SCHEME = "://"
 
@@ -46,9 +47,11 @@ class Folder:
                 host cannot be reached.
         """
         text = os.path.expanduser(os.fspath(url))
+        profile = profile_of(text)
+        options = {"profile": profile} if profile else {}
         try:
             # A cached listing would hide new segments of a running fit.
-            fs, path = url_to_fs(text, use_listings_cache=False)
+            fs, path = url_to_fs(text, use_listings_cache=False, **options)
         except (ValueError, ImportError, OSError) as error:
             extra = ", pip install 'shoal[aws]'" if text.startswith("s3:") else ""
             raise ConfigError(

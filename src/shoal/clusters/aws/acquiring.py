@@ -11,24 +11,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
-from shoal.clusters.aws import choices, degrade, storage
+from shoal.clusters.aws import choices, storage
 from shoal.clusters.aws.asked_prices import asked_prices
 from shoal.clusters.aws.calls import CallRefused, Calls
 from shoal.clusters.aws.cost import cost_of, require_budget
 from shoal.clusters.aws.file import AwsFile
-from shoal.clusters.aws.joining import forget_token, send_agent
-from shoal.clusters.aws.members import MASTER, Member, aliases_of, lists_of
-from shoal.clusters.aws.nodes import Groups, Place, group_names, members
+from shoal.clusters.aws.following import Following
+from shoal.clusters.aws.joining import hold_joins, send_agent
+from shoal.clusters.aws.members import Member, lists_of
+from shoal.clusters.aws.nodes import Place, token_of
 from shoal.clusters.aws.parameters import end_of, parameters_of, tags_of
 from shoal.clusters.aws.preview import dollars, preview_of
 from shoal.clusters.aws.published import publish
-from shoal.clusters.aws.stack import BUSY, FAILED, PAUSE_S, Clock, Stack, StackState
+from shoal.clusters.aws.stack import FAILED, Clock, Stack, StackState
 from shoal.clusters.aws.template import MOST_BYTES, template
-from shoal.clusters.aws.ways_in import hosts_of, names_in
+from shoal.clusters.aws.ways_in import hosts_of
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.pins import storage_of
 from shoal.clusters.provider import Acquisition
-from shoal.errors import PlanError, ProvisionError, ShoalError
+from shoal.errors import PlanError, ShoalError
 
 FREE = ("setup", "environment", "settle_minutes", "wait_minutes", "profile")
 """Fields that may change while a stack is there: they are no part of it."""
@@ -65,10 +66,13 @@ class Acquiring:
         """
         self.begin()
         with self._told_what_runs():
-            found = self._follow()
-            groups = Groups(self._calls, group_names(found.outputs))
-            came = self._wait_for_nodes(groups)
-        forget_token(self._calls, self._place)  # agents start no node until it is back
+            following = Following(
+                self._spec, self._acquisition, self._calls, self._place,
+                self._stack, self._clock,
+            )  # fmt: skip
+            came = following.run()
+            self._acquisition.set_token(token_of(self._calls, self._place))
+        hold_joins(self._calls, self._place)
         self._send_lists(came)
         folder = self._acquisition.folder
         return hosts_of(self._spec, self._facts, came, folder)
@@ -171,6 +175,7 @@ class Acquiring:
             end_at=end_at,
             setup=setup,
             agent=agent,
+            keeps_failed=wishes.keeps_failed,
         )
         made = self._stack.create(
             text, values, tags_of(spec, id_of),
@@ -215,101 +220,6 @@ class Acquiring:
         known = before if isinstance(before, dict) else None
         body = json.dumps(lists_of(came, known)).encode()
         self._calls.ask("s3", "PutObject", Body=body, **where)
-
-    # --------------------------------------------------------------- waiting
-
-    def _follow(self) -> StackState:
-        """Follows the stack until it is made.
-
-        Raises:
-            ProvisionError: It failed, or there will be no master.
-        """
-        name = self._spec.stack
-        while True:
-            state = self._stack.state()
-            for resource, step in self._stack.news():
-                self._acquisition.tell(resource, step)
-            if state is None:
-                raise ProvisionError(
-                    f"the stack {name} is gone: somebody deleted it meanwhile. "
-                    "Expected it to be made. Run `up` again."
-                )
-            if state.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE"):
-                return state
-            if state.status not in BUSY or state.status == "ROLLBACK_IN_PROGRESS":
-                why = "; ".join(self._stack.failures()) or state.reason
-                raise ProvisionError(
-                    f"the stack {name} is {state.status}: {why}. Expected it to be "
-                    "made. Correct what is named, then `up` again."
-                )
-            self._clock.sleep(PAUSE_S)
-
-    def _wait_for_nodes(self, groups: Groups) -> list[Member]:
-        """Waits for the nodes; returns those that can be reached, the master first.
-
-        Raises:
-            ProvisionError: Too few came.
-        """
-        spec, place = self._spec, self._place
-        begun = heard = self._clock.now()
-        ready: set[str] = set()
-        told: dict[str, str] = {}
-        while True:
-            found, wrong = members(self._calls, place)
-            self._name(found)
-            self._tell_nodes(found, wrong, told)
-            now = self._clock.now()
-            came = {one.instance for one in found if one.is_ready}
-            heard = now if came - ready else heard
-            ready = came
-            decision = degrade.decide(
-                spec, found, groups.failures(),
-                elapsed_s=now - begun, quiet_s=now - heard,
-            )  # fmt: skip
-            match decision:
-                case degrade.Wait():
-                    self._clock.sleep(PAUSE_S)
-                    continue
-                case degrade.GiveUp(reason=reason):
-                    workers = sum(one.is_ready and one.role != MASTER for one in found)
-                    raise ProvisionError(
-                        f"{workers} of {spec.workers.count} workers of the cluster "
-                        f"{spec.name} came: {reason}. Expected at least workers.min="
-                        f"{spec.workers.min}, and the master. Take another type or "
-                        "zone, fewer workers, or try later."
-                    )
-                case degrade.Fewer(workers=count, reason=reason):
-                    groups.lower(found, count)
-                    self._acquisition.note(came=count, why=reason)
-                    self._acquisition.tell(
-                        spec.name,
-                        f"goes on with {count} of {spec.workers.count} workers: "
-                        f"{reason}",
-                    )
-                case degrade.Complete():
-                    self._acquisition.note(came=spec.workers.count, why="")
-            return [one for one in found if one.is_ready]
-
-    def _name(self, found: Sequence[Member]) -> None:
-        before = names_in(self._facts)
-        names = aliases_of(self._spec.name, found, before)
-        if names.items() - before.items():
-            self._acquisition.note(names={**before, **names})
-
-    def _tell_nodes(
-        self, found: Sequence[Member], wrong: Sequence[str], told: dict[str, str]
-    ) -> None:
-        for one in found:
-            step = {"unheard": one.state, "booting": "boots"}.get(one.boot, one.boot)
-            step = f"{step}: {one.reason}" if one.reason else f"{step} ({one.instance})"
-            self._once(names_in(self._facts)[one.instance], step, told)
-        for sentence in wrong:
-            self._once(self._spec.name, sentence, told)
-
-    def _once(self, name: str, step: str, told: dict[str, str]) -> None:
-        if told.get(name) != step:
-            told[name] = step
-            self._acquisition.tell(name, step)
 
     @property
     def _place(self) -> Place:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -17,10 +15,8 @@ from shoal.clusters.aws.published import Published, published
 from shoal.clusters.aws.stack import Stack, StackState
 from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.refreshing import refreshed
-from shoal.clusters.ssh import over
-from shoal.errors import ClusterError, ConfigError
-
-TOKEN_LIMIT_S = 30.0
+from shoal.errors import ConfigError
+from shoal.runs.profiles import note_profile
 
 
 def connect(
@@ -65,8 +61,9 @@ def connect(
             )
         token = "" if known is None else known.token
         store.write(_state(told, facts, token))
-    state = refreshed(store, name)
-    return [*said, *_with_token(store, state)]
+    note_profile(place.bucket, profile)
+    refreshed(store, name)
+    return said
 
 
 def for_its_end(name: str, *, region: str, profile: str | None = None) -> ClusterState:
@@ -143,33 +140,3 @@ def _key(
         "from the machine that made the cluster, and connect again with --key FILE."
     )
     return private, [] if private else [lacking]
-
-
-def _with_token(store: ClusterStore, state: ClusterState) -> list[str]:
-    """Stores Ray's token, which the head has; returns a sentence if it is not told."""
-    if state.token or not state.nodes:
-        return []
-    path = f".shoal/nodes/{state.mark_of(state.head)}/token"
-    try:
-        words = over(state.way_to(state.head).words, ["cat", path])
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            check=False, timeout=TOKEN_LIMIT_S,
-        )  # fmt: skip
-        said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
-    except (ClusterError, OSError, subprocess.TimeoutExpired) as error:
-        return [_no_token(state, str(error))]
-    if done.returncode or not re.fullmatch(r"[0-9a-f]{64}\s*", done.stdout):
-        return [_no_token(state, said)]
-    with store.lock(state.name):
-        now = store.get(state.name)
-        store.write(now.model_copy(update={"token": done.stdout.strip()}))
-    return []
-
-
-def _no_token(state: ClusterState, why: str) -> str:
-    return (
-        f"Its head {state.head.address} cannot be reached from here: {why}. Expected "
-        "SSH from this address (`access.ssh_from`) with its key. `status`, `logs` and "
-        "`down` work without; connect again before `ssh`, `submit` or `up`."
-    )

@@ -92,6 +92,8 @@ def cost_of(spec: AwsFile, prices: Prices) -> Cost:
         ),
         Part(name="disks, GiB", count=gib, dollars=_times(gib / HOURS_A_MONTH, disk)),
     ]  # fmt: skip
+    secret = _times(1 / HOURS_A_MONTH, prices.other("secret_month"))
+    parts.append(Part(name="secret of the token", count=1, dollars=secret))
     addresses = 0 if spec.access.session_manager else 1
     by_use: list[tuple[str, float | None, str]] = []
     if spec.network.vpc is None:

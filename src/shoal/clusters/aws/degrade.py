@@ -1,13 +1,20 @@
-"""Fewer workers than asked: to wait, to go on with fewer, or to give up. Pure."""
+"""Fewer workers than asked: to wait, to go on with fewer, or to fail. Pure.
+
+The agent of the master decides, so this has the standard library alone.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple
 
-from shoal.clusters.aws.file import AwsFile
-from shoal.clusters.aws.members import MASTER, Member
+from shoal.clusters.aws.node_decisions import (
+    MOST_TRIES,
+    is_booted,
+    kind_of,
+    role_of,
+)
 
 PERMANENT = (
     "vcpu limit", "vcpulimitexceeded", "instancelimitexceeded", "not authorized",
@@ -17,49 +24,115 @@ PERMANENT = (
 )  # fmt: skip
 """Words in the service's text of a launch that fails however long one waits."""
 
-SPARE_S = 120.0
+MARGIN_S = 120.0
 """The decision comes before the stack's own wait ends."""
 
-
-@final
-@dataclass(frozen=True)
-class Wait:
-    """More may come."""
+GONE = ("terminated", "shutting-down")
 
 
-@final
-@dataclass(frozen=True)
-class Complete:
-    """All are there."""
-
-
-@final
-@dataclass(frozen=True)
-class Fewer:
-    """Goes on with those that came.
+class Asked(NamedTuple):
+    """What the file of a cluster asks for.
 
     Args:
-        workers: Number of workers that came.
-        reason: Why not all, in the service's words where it said some.
+        workers: Number of workers.
+        least: Number of workers with which it goes on.
+        settle_s: Seconds without a new node after which fewer are accepted.
+        wait_s: Seconds that the stack waits.
     """
 
     workers: int
-    reason: str
+    least: int
+    settle_s: float
+    wait_s: float
 
 
-@final
-@dataclass(frozen=True)
-class GiveUp:
-    """Too few.
+class Came(NamedTuple):
+    """Workers that have come so far.
 
     Args:
-        reason: Why, in the service's words where it said some.
+        ready: Number that have booted.
+        booting: Number that may still become ready.
+        refused: Reasons of failed launches, in the service's words.
+        failed: Reasons of nodes that could not boot, one for each node.
     """
 
-    reason: str
+    ready: int
+    booting: int = 0
+    refused: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
-Decision: TypeAlias = Wait | Complete | Fewer | GiveUp
+class Formation(NamedTuple):
+    """A decision about the number of workers.
+
+    Args:
+        do: "wait", "complete", "fewer" or "fail".
+        why: Why not all came, in the service's words where it said some.
+    """
+
+    do: str
+    why: str = ""
+
+
+def decide(asked: Asked, came: Came, *, elapsed_s: float, quiet_s: float) -> Formation:
+    """Decides what to do about the workers that have come so far.
+
+    Args:
+        asked: What the file asks for.
+        came: Workers that have come.
+        elapsed_s: Seconds since the group of the master was made.
+        quiet_s: Seconds since the last worker came.
+
+    Example:
+        >>> asked = Asked(workers=4, least=1, settle_s=300.0, wait_s=3300.0)
+        >>> short = Came(ready=2, refused=("insufficient capacity",))
+        >>> decide(asked, short, elapsed_s=600.0, quiet_s=310.0)
+        Formation(do='fewer', why='insufficient capacity')
+    """
+    if came.ready >= asked.workers:
+        return Formation("complete")
+    why = "; ".join(dict.fromkeys((*came.refused, *came.failed)))
+    why = why or "no reason was given"
+    is_permanent_now = bool(repeated(came.failed)) or any(
+        is_permanent(reason) for reason in came.refused
+    )
+    if is_permanent_now and came.ready + came.booting < asked.least:
+        return Formation("fail", why)
+    if elapsed_s >= asked.wait_s - MARGIN_S or (is_permanent_now and not came.booting):
+        return Formation("fewer" if came.ready >= asked.least else "fail", why)
+    is_settled = bool(came.refused) and quiet_s >= asked.settle_s
+    if is_settled and not came.booting and came.ready >= asked.least:
+        return Formation("fewer", why)
+    return Formation("wait")
+
+
+def came_of(
+    instances: Sequence[Mapping[str, Any]],
+    objects: Mapping[str, Any],
+    refused: Sequence[str],
+) -> Came:
+    """Returns the workers that have come.
+
+    Args:
+        instances: EC2's descriptions of the cluster's instances, also of ended ones.
+        objects: Instance -> content of `nodes/INSTANCE.json`, as read from JSON.
+        refused: Reasons of failed launches of workers.
+    """
+    ready = booting = 0
+    failed: list[str] = []
+    for told in instances:
+        if role_of(told) != "worker":
+            continue
+        node = objects.get(str(told["InstanceId"]))
+        state = node.get("state") if isinstance(node, dict) else None
+        is_here = told.get("State", {}).get("Name") not in GONE
+        if isinstance(node, dict) and state == "failed":
+            failed.append(str(node.get("reason") or "it did not say why"))
+        elif is_here and is_booted(node, told):
+            ready += 1
+        elif is_here:
+            booting += 1
+    return Came(ready, booting, tuple(refused), tuple(failed))
 
 
 def is_permanent(reason: str) -> bool:
@@ -76,6 +149,20 @@ def is_permanent(reason: str) -> bool:
     return any(words in text for words in PERMANENT)
 
 
+def repeated(reasons: Sequence[str]) -> str:
+    """Returns a reason that as many nodes gave as make it permanent; "" for none.
+
+    Example:
+        >>> repeated(["no disk on 10.0.0.1", "no disk on 10.0.0.2", "no disk on ::3"])
+        'no disk on 10.0.0.1'
+        >>> repeated(["no disk", "no disk", "no Python"])
+        ''
+    """
+    counts = Counter(kind_of(reason) for reason in reasons)
+    often = (one for one in reasons if counts[kind_of(one)] >= MOST_TRIES)
+    return next(often, "")
+
+
 def failures_of(activities: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns reasons of failed launches, the newest first, each once."""
     said = [
@@ -84,59 +171,3 @@ def failures_of(activities: Sequence[Mapping[str, Any]]) -> list[str]:
         if one.get("StatusCode") == "Failed"
     ]
     return list(dict.fromkeys(filter(None, said)))
-
-
-def decide(
-    spec: AwsFile,
-    members: Sequence[Member],
-    failures: Mapping[str, Sequence[str]],
-    *,
-    elapsed_s: float,
-    quiet_s: float,
-) -> Decision:
-    """Returns what to do about the machines that have come so far.
-
-    Args:
-        spec: The file.
-        members: Members, as they are known now.
-        failures: "master" and "worker" -> reasons of failed launches.
-        elapsed_s: Seconds since the stack was asked for.
-        quiet_s: Seconds since the last node came.
-    """
-    masters = [one for one in members if one.role == MASTER]
-    workers = [one for one in members if one.role != MASTER]
-    came = sum(one.is_ready for one in workers)
-    is_late = elapsed_s >= spec.wait_minutes * 60 - SPARE_S
-    has_master = any(one.is_ready for one in masters)
-    if not has_master:
-        return _without_master(masters, failures.get("master", ()), is_late=is_late)
-    if came >= spec.workers.count:
-        return Complete()
-    refused = list(failures.get("worker", ()))
-    broken = [
-        f"{one.instance}: {one.reason}" for one in workers if one.boot == "failed"
-    ]
-    said = "; ".join([*refused, *broken]) or "no reason was given"
-    is_final = any(is_permanent(reason) for reason in refused)
-    pending = [one for one in workers if not one.is_ready and one.boot != "failed"]
-    is_settled = quiet_s >= spec.settle_minutes * 60
-    is_over = came + len(broken) >= spec.workers.count
-    if is_late or is_over or (is_final and not pending):
-        if came >= spec.workers.min:
-            return Fewer(came, said)
-        return GiveUp(said)
-    if refused and is_settled and came >= spec.workers.min and not pending:
-        return Fewer(came, said)
-    return Wait()
-
-
-def _without_master(
-    masters: Sequence[Member], refused: Sequence[str], *, is_late: bool
-) -> Decision:
-    broken = [one.reason for one in masters if one.boot == "failed"]
-    if broken:
-        return GiveUp(f"the master did not boot: {broken[0]}")
-    if is_late or any(is_permanent(reason) for reason in refused):
-        said = "; ".join(refused) or "it did not come in time"
-        return GiveUp(f"there is no master: {said}")
-    return Wait()

@@ -18,7 +18,7 @@ from shoal.clusters.host_setup import Installation
 from shoal.clusters.remote_call import BOOT, program
 from shoal.errors import ClusterError
 
-PARTS = ("node_decisions", "node_agent")
+PARTS = ("node_decisions", "degrade", "node_calls", "node_forming", "node_agent")
 OBJECT = "join.json"
 
 
@@ -46,7 +46,7 @@ def send_agent(calls: Calls, place: Place) -> str:
 
 
 def join_of(state: ClusterState, installation: Installation | None) -> dict[str, Any]:
-    """Returns `join.json`: how a node that comes later joins, with Ray's token.
+    """Returns `join.json`: how a node that comes later joins; it has no secret.
 
     Args:
         state: State of the cluster.
@@ -55,7 +55,7 @@ def join_of(state: ClusterState, installation: Installation | None) -> dict[str,
     by_name = {name: instance for instance, name in names_in(state.facts).items()}
     own = None if state.hosts is None else state.hosts.environment.python
     return {
-        "form": 1, "name": state.name, "token": state.token, "backend": state.backend,
+        "form": 1, "name": state.name, "backend": state.backend,
         "head": state.head.private, "port": state.port, "python": own,
         "environment": state.environment,
         "archive": f"environments/{state.environment}.tar",
@@ -70,9 +70,9 @@ def join_of(state: ClusterState, installation: Installation | None) -> dict[str,
     }  # fmt: skip
 
 
-def forget_token(calls: Calls, place: Place) -> None:
-    """Removes `join.json`, which has Ray's token, from the bucket."""
-    with suppress(ClusterError):  # the cluster is gone, and the token of no use
+def hold_joins(calls: Calls, place: Place) -> None:
+    """Removes `join.json`: agents start no node until it is back."""
+    with suppress(ClusterError):  # the cluster is gone
         calls.ask(
             "s3", "DeleteObjects", Bucket=place.bucket,
             ExpectedBucketOwner=place.account,

@@ -73,6 +73,23 @@ class Joined(BaseModel):
 
 
 @final
+class Formed(BaseModel):
+    """`formed.json`, as the master's agent writes it.
+
+    Args:
+        state: "complete", "fewer" or "fail".
+        came: Number of workers that have come.
+        why: Why not all, in the service's words where it said some.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    state: str = Field(pattern="^(complete|fewer|fail)$")
+    came: int = Field(ge=0, le=500)
+    why: str = ""
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """A machine of the cluster.
@@ -110,7 +127,9 @@ class Member:
 def members_of(
     instances: Iterable[Mapping[str, Any]], objects: Mapping[str, bytes]
 ) -> tuple[list[Member], list[str]]:
-    """Returns the members, the master first, and sentences about wrong objects.
+    """Returns the members, the master first, and sentences about others.
+
+    Those are objects that are wrong, and nodes that could not boot and are gone.
 
     Args:
         instances: EC2's descriptions of the cluster's instances.
@@ -120,11 +139,12 @@ def members_of(
     wrong: list[str] = []
     for told in instances:
         state = str(told.get("State", {}).get("Name", ""))
-        if state in ("terminated", "shutting-down"):
-            continue
         instance, private = told["InstanceId"], str(told.get("PrivateIpAddress", ""))
         role = _tag(told, "shoal:role") or WORKER
         node: NodeObject | None = None
+        if state in ("terminated", "shutting-down"):
+            wrong += _why_it_left(objects.get(instance, b""), instance, role)
+            continue
         if instance in objects:
             node, fault = _read(objects[instance], instance, private, role)
             wrong += [fault] if fault else []
@@ -158,6 +178,17 @@ def _read(
             f"{instance} {private} {role}; it is ignored"
         )
     return node, ""
+
+
+def _why_it_left(content: bytes, instance: str, role: str) -> list[str]:
+    """Returns why a machine that is gone has left, if it could not boot."""
+    try:
+        node = NodeObject.model_validate_json(content)
+    except ValidationError:
+        return []
+    if node.state != "failed" or (node.instance, node.role) != (instance, role):
+        return []
+    return [f"the {role} {instance} could not boot, and has left: {node.reason}"]
 
 
 def joined_of(content: bytes, member: Member) -> Joined | None:

@@ -11,13 +11,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
+from shoal.clusters.aws.degrade import repeated
+from shoal.clusters.aws.node_calls import Failure, NodeCalls
 from shoal.clusters.aws.node_decisions import (
     Me,
     Seen,
@@ -26,38 +30,14 @@ from shoal.clusters.aws.node_decisions import (
     head_of,
     next_step,
 )
+from shoal.clusters.aws.node_forming import Forming
 
 HOST_PROGRAM, HOST_BOOT = "", ""  # the program that ssh runs, when this is sent
 
 PAUSE_S, LONG_S = 15.0, 60.0  # after a turn; of a worker that has nothing to do
-AWS_LIMIT_S = 120.0
-INSTALL_S, START_S, LOOK_S = 1800.0, 90.0, 60.0
+INSTALL_S, START_S, LOOK_S, CONNECT_S = 1800.0, 90.0, 60.0, 5.0
 SPARE_S = 15.0
 MOST_LINES = 500
-
-
-class Failure(Exception):
-    """A step that failed, in words."""
-
-
-def aws(*words: str, content: bytes | None = None) -> bytes:
-    """Runs the AWS command line; returns its output.
-
-    Raises:
-        Failure: It ended with an error.
-    """
-    try:
-        done = subprocess.run(
-            ["aws", *words], input=content, capture_output=True, check=False,
-            stdin=subprocess.DEVNULL if content is None else None,
-            timeout=AWS_LIMIT_S,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Failure(f"aws {words[0]} {words[1]}: {error}") from error
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise Failure(f"aws {words[0]} {words[1]}: {said}")
-    return done.stdout
 
 
 def host(
@@ -98,22 +78,31 @@ class Agent:
 
     Args:
         told: What its boot has written: id of the cluster, folder in the bucket,
-            instance, address and role.
+            instance, address, role, name of the secret, and for the master what the
+            file asks for.
+        now: Returns seconds since 1970.
     """
 
-    def __init__(self, told: Mapping[str, str]) -> None:
-        self._id, self._folder = told["id"], told["folder"]
+    def __init__(
+        self, told: Mapping[str, Any], now: Callable[[], float] = time.time
+    ) -> None:
+        self._id, self._secret = str(told["id"]), str(told["secret"])
+        self._keeps = bool(told["keeps"])
         self.me = Me(told["instance"], told["address"], told["role"])
         self._place = Path.home() / ".shoal" / "agent"
+        self._calls = NodeCalls(self._id, told["folder"], self._place)
+        self._forming: Forming | None = None
+        if self.me.role == "master":
+            self._forming = Forming(self._calls, told, now)
         self._lines: list[str] = []
         self._said, self._reported, self._asked = "", "", ""
         self._failures = list[str]()
 
     def turn(self) -> Step:
         """Reads what is there, and does one step."""
-        join = self._read("join.json")
-        if self.me.role == "master":
-            self._list(join)
+        join = self._calls.read("join.json")
+        if self._forming is not None:
+            self._list(join, self._forming)
         step = self._step(join)
         self._say(f"{step.do}: {step.why}" if step.why else step.do)
         if join is not None and step.do in ("install", "start"):
@@ -125,38 +114,28 @@ class Agent:
                 self._report({"state": "failed", "reason": str(error)[:4000]})
         elif join is not None and step.do == "stay":
             self._report_joined(step, join)
+        elif join is not None and step.do == "give up":
+            self._leave(join)
         return step
 
     # --------------------------------------------------------------- the master
 
-    def _list(self, join: Mapping[str, Any] | None) -> None:
-        """Writes `cluster.json`, if nodes have come or gone."""
-        before = self._read("cluster.json")
-        told = json.loads(
-            aws(
-                "ec2", "describe-instances", "--output", "json", "--filters",
-                f"Name=tag:shoal:id,Values={self._id}",
-            )
-        )  # fmt: skip
-        instances = [one for r in told["Reservations"] for one in r["Instances"]]
-        after = cluster_of(instances, self._objects(), join, before)
+    def _list(self, join: Mapping[str, Any] | None, forming: Forming) -> None:
+        """Writes `cluster.json`, if nodes have come or gone; forms the cluster."""
+        before = self._calls.read("cluster.json")
+        instances, objects = self._calls.instances(), self._calls.objects("nodes")
+        after = cluster_of(instances, objects, join, before)
         if after != before:
-            content = json.dumps(after).encode()
-            self._put("cluster.json", content)
+            self._calls.put("cluster.json", json.dumps(after).encode())
             self._say(f"lists {len(after['nodes'])} nodes")
-
-    def _objects(self) -> dict[str, Any]:
-        """Returns the nodes' own objects; broken ones are left out."""
-        place = self._place / "nodes"
-        place.mkdir(parents=True, exist_ok=True)
-        aws("s3", "sync", "--quiet", "--delete", f"{self._folder}/nodes", str(place))
-        found: dict[str, Any] = {}
-        for path in place.glob("i-*.json"):
-            try:
-                found[path.stem] = json.loads(path.read_bytes())
-            except (OSError, ValueError):
-                continue
-        return found
+        if forming.is_done:
+            return
+        try:
+            said = forming.turn(instances, objects)
+        except (Failure, OSError) as error:
+            said = f"is not formed: {error}"
+        if said:
+            self._say(f"the cluster: {said}")
 
     # ------------------------------------------------------------------ joining
 
@@ -164,7 +143,7 @@ class Agent:
         asked = json.dumps(join)
         if asked != self._asked:  # another `up`: what has failed may work now
             self._asked, self._failures = asked, []
-        cluster = self._read("cluster.json")
+        cluster = self._calls.read("cluster.json")
         first = next_step(join, cluster, self.me, Seen(True, ""))
         if join is None or first.do != "start":
             return first
@@ -177,8 +156,7 @@ class Agent:
 
     def _do(self, step: Step, join: Mapping[str, Any]) -> None:
         if step.do == "install":
-            place = f"{self._folder}/{join['archive']}"
-            archive = aws("s3", "cp", "--quiet", place, "-")
+            archive = self._calls.content(str(join["archive"]))
             request = {
                 "environment": join["environment"], "size": len(archive),
                 "limit_s": INSTALL_S, "options": join["options"],
@@ -189,20 +167,37 @@ class Agent:
             return
         request = {
             "name": join["name"], "mark": f"{self._id}-{step.number}",
-            "token": join["token"], "private": self.me.address, "head": join["head"],
-            "port": join["port"], "again": True, "limit_s": START_S, "options": [],
+            "token": self._calls.secret(self._secret), "private": self.me.address,
+            "head": join["head"], "port": join["port"], "again": True,
+            "limit_s": START_S, "options": [],
             "variables": {"KERAS_BACKEND": join["backend"]},
         }  # fmt: skip
         host(str(self._python(join)), "start", request, START_S + SPARE_S)
         self._place.mkdir(parents=True, exist_ok=True)
-        (self._place / "joined").write_text(head_of(join))
+        (self._place / "head").write_text(head_of(join))
         self._failures = []
         self._report_joined(step, join)
+
+    def _leave(self, join: Mapping[str, Any]) -> None:
+        """Leaves the group, which starts another node, unless that would not help.
+
+        A head that does not answer is not the fault of this node.
+        """
+        if self._keeps or not _answers(str(join["head"]), int(join["port"])):
+            return
+        told = self._calls.objects("joined").values()
+        failed = [
+            str(one.get("reason")) for one in told
+            if isinstance(one, dict) and one.get("state") == "failed"
+        ]  # fmt: skip
+        is_hopeless = bool(repeated(failed))
+        self._say("leaves its group" + ", which shrinks" * is_hopeless)
+        self._calls.leave(self.me.instance, shrinks=is_hopeless)
 
     def _joined(self) -> str:
         """Returns the head that Ray here was told to join; also after a restart."""
         try:
-            return (self._place / "joined").read_text()
+            return (self._place / "head").read_text()
         except OSError:
             return ""
 
@@ -245,7 +240,7 @@ class Agent:
         whole = {"form": 1, "reason": "", **self.me._asdict(), **told}
         text = json.dumps(whole)
         if text != self._reported:
-            self._put(f"joined/{self.me.instance}.json", text.encode())
+            self._calls.put(f"joined/{self.me.instance}.json", text.encode())
             self._reported = text
 
     def _say(self, text: str) -> None:
@@ -259,22 +254,16 @@ class Agent:
         sys.stdout.flush()
         log = "".join(f"{line}\n" for line in self._lines)
         try:
-            self._put(f"logs/{self.me.instance}/agent.log", log.encode())
+            self._calls.put(f"logs/{self.me.instance}/agent.log", log.encode())
         except Failure:
             return  # the next line takes it along
 
-    def _put(self, name: str, content: bytes) -> None:
-        aws("s3", "cp", "--quiet", "-", f"{self._folder}/{name}", content=content)
 
-    def _read(self, name: str) -> dict[str, Any] | None:
-        """Returns an object, None without one."""
-        try:
-            found: Any = json.loads(
-                aws("s3", "cp", "--quiet", f"{self._folder}/{name}", "-")
-            )
-        except (Failure, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+def _answers(host: str, port: int) -> bool:
+    """Whether something listens at an address."""
+    with suppress(OSError), socket.create_connection((host, port), CONNECT_S):
+        return True
+    return False
 
 
 def main() -> None:

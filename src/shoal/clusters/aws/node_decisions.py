@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 FORM = 1
 MOST_TRIES = 3
-"""Failures for the same reason after which a node is left alone."""
+"""Failures for the same reason, of one node or of several, that make it permanent."""
 ROLES = ("master", "worker")
 
 
@@ -84,13 +84,25 @@ def next_step(
     number = number_in(cluster, me)
     if number < 0:
         return Step("wait", "the master does not list it yet")
-    if len(seen.failures) >= MOST_TRIES and len(set(seen.failures[-MOST_TRIES:])) == 1:
+    last = seen.failures[-MOST_TRIES:]
+    if len(last) == MOST_TRIES and len({kind_of(reason) for reason in last}) == 1:
         return Step("give up", seen.failures[-1], number)
     if not seen.is_installed:
         return Step("install", "", number)
     if seen.joined != head_of(join):
         return Step("start", "", number)
     return Step("stay", "", number)
+
+
+def kind_of(reason: str) -> str:
+    """Returns a reason without what differs between nodes: numbers and addresses.
+
+    Example:
+        >>> kind_of("port 6379 of 10.0.0.7 is in use: i-0ab1") == kind_of(
+        ...     "port 6380 of 10.0.0.91 is in use: i-0cd2")
+        True
+    """
+    return re.sub(r"[\w.:/-]*\d[\w.:/-]*", "#", reason)
 
 
 def head_of(join: Mapping[str, Any]) -> str:
@@ -133,22 +145,18 @@ def cluster_of(
     free = max([-1, *numbers.values(), int((before or {}).get("next", 0)) - 1]) + 1
     found: list[tuple[bool, str, dict[str, Any]]] = []
     for told in instances:
-        if told.get("State", {}).get("Name") != "running":
-            continue
-        instance, role = str(told["InstanceId"]), _role(told)
-        address = str(told.get("PrivateIpAddress", ""))
+        instance = str(told["InstanceId"])
         node = objects.get(instance)
-        if node is None or not is_of(node, Me(instance, address, role)):
-            continue
-        if node["state"] != "ready":
+        if node is None or not is_booted(node, told):
             continue
         gpus = node.get("gpus")
         entry = {
-            "address": address,
+            "address": str(told["PrivateIpAddress"]),
             "gpus": gpus if isinstance(gpus, int) and gpus >= 0 else 0,
             "instance": instance,
         }
-        found.append((role != "master", str(told.get("LaunchTime", "")), entry))
+        is_worker = role_of(told) != "master"
+        found.append((is_worker, str(told.get("LaunchTime", "")), entry))
     found.sort(key=lambda one: (one[0], one[1], one[2]["instance"]))
     nodes = [entry for _, _, entry in found]
     for entry in nodes:
@@ -159,24 +167,32 @@ def cluster_of(
     return {"form": FORM, "nodes": nodes, "next": free}
 
 
-def is_of(node: Any, me: Me) -> bool:
-    """Whether an object is of the node that EC2 describes.
+def is_booted(node: Any, told: Mapping[str, Any]) -> bool:
+    """Whether an object says that a node has booted, and EC2 says that it is this one.
+
+    Args:
+        node: Content of `nodes/INSTANCE.json`, as read from JSON.
+        told: EC2's description of the instance.
 
     Example:
-        >>> me = Me("i-1", "10.0.0.7", "worker")
-        >>> is_of({"instance": "i-1", "address": "10.0.0.7", "role": "worker",
-        ...        "state": "ready"}, me)
+        >>> told = {"InstanceId": "i-1", "PrivateIpAddress": "10.0.0.7",
+        ...         "State": {"Name": "running"}}
+        >>> node = {"instance": "i-1", "address": "10.0.0.7", "role": "worker"}
+        >>> is_booted({**node, "state": "ready"}, told)
         True
-        >>> is_of({"instance": "i-2"}, me), is_of(None, me)
+        >>> is_booted({**node, "state": "booting"}, told), is_booted(None, told)
         (False, False)
     """
-    if not isinstance(node, dict) or not isinstance(node.get("state"), str):
+    if not isinstance(node, dict) or told.get("State", {}).get("Name") != "running":
         return False
     said = tuple(node.get(name) for name in Me._fields)
-    is_known = re.fullmatch(r"[0-9.]{7,15}", me.address) and me.role in ROLES
-    return bool(is_known) and said == tuple(me)
+    address, role = str(told.get("PrivateIpAddress", "")), role_of(told)
+    is_known = re.fullmatch(r"[0-9.]{7,15}", address) and role in ROLES
+    is_own = said == (str(told["InstanceId"]), address, role)
+    return bool(is_known) and is_own and node.get("state") == "ready"
 
 
-def _role(told: Mapping[str, Any]) -> str:
+def role_of(told: Mapping[str, Any]) -> str:
+    """Returns the role of an instance, from EC2's description."""
     tags = {tag.get("Key"): tag.get("Value") for tag in told.get("Tags", ())}
     return str(tags.get("shoal:role") or "worker")

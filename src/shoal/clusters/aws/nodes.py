@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from shoal.clusters.aws.calls import Calls
+from shoal.clusters.aws.calls import CallRefused, Calls
 from shoal.clusters.aws.degrade import failures_of
 from shoal.clusters.aws.members import (
-    MASTER,
-    WORKER,
+    Formed,
     Joined,
     Member,
     joined_of,
     members_of,
 )
+from shoal.errors import ClusterError
 
 
 @final
@@ -76,7 +77,7 @@ def objects_of(calls: Calls, place: Place, kind: str = "nodes") -> dict[str, byt
 
 
 def members(calls: Calls, place: Place) -> tuple[list[Member], list[str]]:
-    """Returns the members as they are now, and sentences about wrong objects."""
+    """Returns the members as they are now, and sentences about others."""
     return members_of(instances_of(calls, place.id), objects_of(calls, place))
 
 
@@ -91,47 +92,51 @@ def joined(calls: Calls, place: Place, members: Sequence[Member]) -> dict[str, J
     return found
 
 
-@final
-class Groups:
-    """The Auto Scaling groups of a cluster.
+def refused_launches(calls: Calls, group: str) -> list[str]:
+    """Returns reasons of failed launches of an Auto Scaling group."""
+    told = calls.ask(
+        "autoscaling", "DescribeScalingActivities", AutoScalingGroupName=group
+    )
+    return failures_of(told["Activities"])
 
-    Args:
-        calls: Calls of AWS.
-        names: "master" and "worker" -> name of the group.
+
+def formed(calls: Calls, place: Place) -> Formed | None:
+    """Returns what the master's agent has decided; None before it has.
+
+    Raises:
+        ClusterError: The object is broken.
     """
-
-    def __init__(self, calls: Calls, names: Mapping[str, str]) -> None:
-        self._calls, self._names = calls, names
-
-    def failures(self) -> dict[str, list[str]]:
-        """Returns "master" and "worker" -> reasons of failed launches."""
-        return {
-            role: failures_of(
-                self._calls.ask(
-                    "autoscaling", "DescribeScalingActivities",
-                    AutoScalingGroupName=name,
-                )["Activities"]
-            )
-            for role, name in self._names.items()
-        }  # fmt: skip
-
-    def lower(self, members: Sequence[Member], count: int) -> None:
-        """Lowers the workers' group to those that came, so that it stops to try.
-
-        A machine that did not become a node leaves first: the group would choose any.
-        """
-        for one in members:
-            if one.role == WORKER and not one.is_ready:
-                self._calls.ask(
-                    "autoscaling", "TerminateInstanceInAutoScalingGroup",
-                    InstanceId=one.instance, ShouldDecrementDesiredCapacity=True,
-                )  # fmt: skip
-        self._calls.ask(
-            "autoscaling", "UpdateAutoScalingGroup",
-            AutoScalingGroupName=self._names[WORKER], DesiredCapacity=count,
+    try:
+        answer = calls.ask(
+            "s3", "GetObject", Bucket=place.bucket, Key=f"{place.prefix}/formed.json",
+            ExpectedBucketOwner=place.account,
         )  # fmt: skip
+    except CallRefused as error:
+        if error.code != "NoSuchKey":
+            raise
+        return None
+    try:
+        return Formed.model_validate_json(answer["Body"].read())
+    except ValueError as error:
+        raise ClusterError(
+            f"s3://{place.bucket}/{place.prefix}/formed.json is broken: {error}. "
+            "Expected what the master's agent writes. Look at the log of the master: "
+            f"shoal cluster logs {place.name}."
+        ) from error
 
 
-def group_names(outputs: Mapping[str, str]) -> dict[str, str]:
-    """Returns "master" and "worker" -> name of the group, from a stack's outputs."""
-    return {MASTER: outputs["Masters"], WORKER: outputs["Workers"]}
+def token_of(calls: Calls, place: Place) -> str:
+    """Returns Ray's token, which the stack has made.
+
+    Raises:
+        ClusterError: The secret has no token.
+    """
+    name = f"shoal-{place.name}-{place.id}"
+    told = calls.ask("secretsmanager", "GetSecretValue", SecretId=name)
+    token = str(told.get("SecretString", ""))
+    if not re.fullmatch("[0-9A-Za-z]{64}", token):
+        raise ClusterError(
+            f"the secret {name} is no token of Ray. Expected the 64 characters that "
+            f"the stack has made. Run `shoal cluster down {place.name}`, then `up`."
+        )
+    return token

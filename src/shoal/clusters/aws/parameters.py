@@ -78,6 +78,7 @@ def parameters_of(
     end_at: str,
     setup: str = "",
     agent: str = "",
+    keeps_failed: bool = False,
 ) -> dict[str, str]:
     """Returns the parameters of the stack.
 
@@ -88,6 +89,7 @@ def parameters_of(
         end_at: End in UTC; "" for none.
         setup: Digest of the setup script; "" for none.
         agent: Digest of the nodes' agent; "" for none.
+        keeps_failed: Whether nodes that cannot boot stay, to be looked at.
     """
     public, private = subnets_of(spec.network.cidr)
     master, workers, network = spec.master, spec.workers, spec.network
@@ -103,6 +105,9 @@ def parameters_of(
         "WorkerType": workers.type,
         "WorkerCount": str(workers.count),
         "WorkerDiskGib": str(workers.disk_gib),
+        "LeastWorkers": str(workers.min),
+        "SettleSeconds": str(spec.settle_minutes * 60),
+        "KeepsFailed": _yes(keeps_failed),
         "UsesPlacement": _yes(has_placement(workers.type) and workers.count > 1),
         "UsesEfa": _yes(has_efa(workers.type)),
         "KeyName": "" if spec.access.session_manager else choices.key_name,

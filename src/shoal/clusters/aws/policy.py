@@ -92,9 +92,7 @@ MADE = (
     _call("cloudformation:CreateStack", "the cluster"),
     _call("cloudformation:DescribeStackEvents", "resources as they change"),
     _call("autoscaling:DescribeScalingActivities", "why machines did not come"),
-    _call("autoscaling:UpdateAutoScalingGroup", "fewer workers are accepted"),
-    _call("autoscaling:TerminateInstanceInAutoScalingGroup",
-          "machines that did not become nodes leave"),
+    _call("secretsmanager:GetSecretValue", "Ray's token, for the nodes that it starts"),
     _call("ec2:DescribeInstances", "addresses of the machines"),
     _call("ec2:DescribeInstanceStatus", "whether machines are well, for `health`"),
     _call("s3:ListObjectsV2", "states of the nodes", "s3:ListBucket"),
@@ -110,8 +108,8 @@ ENDED = (
           "elasticfilesystem:DescribeFileSystems"),
     _call("efs:DeleteFileSystem", "only with --delete-storage",
           "elasticfilesystem:DeleteFileSystem"),
-    _call("s3:DeleteObjects", "Ray's token; with --delete-storage all of the cluster",
-          "s3:DeleteObject"),
+    _call("s3:DeleteObjects", "no node joins while `up` works; with --delete-storage "
+          "all of the cluster", "s3:DeleteObject"),
 )  # fmt: skip
 """Calls of `down`, beside those of `up`."""
 
@@ -152,6 +150,11 @@ _ROLES = (
 _SCHEDULE = (
     "scheduler:CreateSchedule", "scheduler:DeleteSchedule", "scheduler:GetSchedule",
 )  # fmt: skip
+_SECRET = (
+    "secretsmanager:CreateSecret", "secretsmanager:DeleteSecret",
+    "secretsmanager:DescribeSecret", "secretsmanager:TagResource",
+)  # fmt: skip
+_PASSWORD = "secretsmanager:GetRandomPassword"  # it knows no resources
 
 DELETES = tuple(
     action
@@ -214,6 +217,12 @@ def policy_of(spec: AwsFile, *, partition: str = "aws") -> dict[str, Any]:
                 _actions(calls, "Bucket"),
                 [f"{arn}:s3:::{bucket}", f"{arn}:s3:::{bucket}/*"],
             ),
+            _allow(
+                "Secret",
+                sorted({*_SECRET, *_actions(calls, "Secret")}),
+                f"{arn}:secretsmanager:*:*:secret:shoal-*",
+            ),
+            _allow("Password", [_PASSWORD], "*"),
             _allow("Make", sorted({*made, *_actions(calls, "Make")}), "*"),
             _allow(
                 "Roles",
@@ -274,6 +283,8 @@ def _statement_of(action: str) -> str:
         return "Bucket"
     if service == "iam":
         return "Roles"
+    if service == "secretsmanager":
+        return "Secret"
     if service in ("autoscaling", "ec2", "elasticfilesystem"):
         return "Ask" if operation.startswith("Describe") else "Make"
     return "Ask"
@@ -329,6 +340,11 @@ def policy_of_end(account: str, *, partition: str = "aws") -> dict[str, Any]:
                     f"{arn}:iam::{account}:role/shoal-*",
                     f"{arn}:iam::{account}:instance-profile/shoal-*",
                 ],
+            ),
+            _allow(
+                "Secret",
+                ["secretsmanager:DeleteSecret", "secretsmanager:DescribeSecret"],
+                f"{arn}:secretsmanager:*:{account}:secret:shoal-*",
             ),
             _allow(
                 "Schedules",

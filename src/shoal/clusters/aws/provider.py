@@ -16,7 +16,7 @@ from shoal.clusters.aws.choices import identity_of
 from shoal.clusters.aws.connecting import place_in
 from shoal.clusters.aws.cost import cost_of, require_budget
 from shoal.clusters.aws.file import AwsFile
-from shoal.clusters.aws.joining import forget_token, send_join
+from shoal.clusters.aws.joining import send_join
 from shoal.clusters.aws.node_findings import (
     end_finding,
     findings_of,
@@ -43,6 +43,7 @@ from shoal.clusters.provider import (
     Provider,
 )
 from shoal.errors import ClusterError
+from shoal.runs.profiles import note_profile
 
 
 @final
@@ -80,7 +81,9 @@ class Aws(Provider[AwsFile]):
         spec = completed(spec)
         acquisition.note(region=spec.region, profile=spec.profile)
         with closing(Calls(str(spec.region), spec.profile)) as calls:
-            return Acquiring(spec, acquisition, calls, self._clock).run()
+            hosts = Acquiring(spec, acquisition, calls, self._clock).run()
+        note_profile(str(acquisition.state.facts.get("bucket")), spec.profile)
+        return hosts
 
     def begin(self, spec: AwsFile, acquisition: Acquisition) -> str:
         """Makes the stack, or finds it, and returns its ARN."""
@@ -212,7 +215,6 @@ class Aws(Provider[AwsFile]):
                 found.outputs.get("FileSystem", "")
             )  # fmt: skip
             place = place_in(found, state.name)
-            forget_token(calls, place)
             return [
                 *leftovers.kept_sentences(
                     calls, state.name, account=place.account, bucket=place.bucket,

@@ -72,6 +72,8 @@ class Stack:
         self._calls, self.name = calls, name
         self._clock = clock or Clock()
         self._seen: set[str] = set()
+        self.made: dict[str, str] = {}
+        """Resource -> its id in AWS, of those that `news` has told about."""
 
     def state(self) -> StackState | None:
         """Returns its state; None if there is no such stack."""
@@ -139,6 +141,8 @@ class Stack:
             if event["EventId"] in self._seen:
                 continue
             self._seen.add(event["EventId"])
+            if physical := event.get("PhysicalResourceId"):
+                self.made[str(event.get("LogicalResourceId"))] = str(physical)
             step = words_of(str(event.get("ResourceStatus", "")))
             if reason := failure_of(event):
                 step = f"{step}: {reason}"

@@ -58,12 +58,42 @@ print(json.dumps({"Status": e["WORD"], "UniqueId": e["INSTANCE"], "Data": e["INS
         curl -sSf -o /dev/null --retry 5 -X PUT -H 'Content-Type:' --data-binary @- "$SIGNAL" || true
 }
 
+# Prints how many nodes of this role have failed for this reason, this one included.
+failures() {
+    mkdir -p /opt/shoal/nodes
+    aws s3 sync --quiet "$FOLDER/nodes" /opt/shoal/nodes || return 1
+    REASON=$REASON ROLE=$ROLE python3 - <<'PY'
+import glob, json, os
+def read(path):
+    try:
+        one = json.load(open(path))
+        return one["state"], one["reason"], one["role"]
+    except (ValueError, LookupError, TypeError):
+        return ()
+mine = ("failed", os.environ["REASON"], os.environ["ROLE"])
+print(sum(read(path) == mine for path in glob.glob("/opt/shoal/nodes/*.json")))
+PY
+}
+
+# Says why in its object and leaves the group, which starts another node. The third with
+# the same reason leaves none, and the stack fails if it is a master. A node that cannot
+# write to the bucket stays: nobody could count it.
 fail() {
     REASON=$1
+    local count=0 size=should
     echo "The boot failed: $REASON"
-    say failed || true
+    if say failed; then count=$(failures) || count=0; fi
+    if [ "$KEEP" = no ] && [ "$count" -gt 0 ]; then
+        [ "$count" -ge 3 ] || size=no-should
+        [ "$size" = no-should ] || signal FAILURE "$REASON"
+        echo "Leaves its group; failed so: $count"
+        send_log
+        aws autoscaling terminate-instance-in-auto-scaling-group --instance-id "$INSTANCE" \
+            "--$size-decrement-desired-capacity" || true
+    else
+        signal FAILURE "$REASON"
+    fi
     send_log
-    signal FAILURE "$REASON"
     exit 1
 }
 
@@ -107,6 +137,7 @@ mount_files() {
 # The lists of nodes follow cluster.json, for every login, `ssh HOST command` and job.
 follow_lists() {
     mkdir -p /opt/shoal /etc/ssh/sshd_config.d
+    grep -qw "$(uname -n)" /etc/hosts || echo "$ADDRESS $(uname -n)" >>/etc/hosts
     cat >/opt/shoal/write-lists.py <<'PY'
 import json, os, re, sys
 nodes = json.load(open(sys.argv[1]))["nodes"]
@@ -165,8 +196,13 @@ start_agent() {
     [ -n "$AGENT" ] || return 0
     aws s3 cp --quiet "$FOLDER/agent-$AGENT" /opt/shoal/agent.py
     echo "$AGENT  /opt/shoal/agent.py" | sha256sum --check --quiet || return 1
-    printf '{"id": "%s", "folder": "%s", "instance": "%s", "address": "%s", "role": "%s"}\n' \
-        "$ID" "$FOLDER" "$INSTANCE" "$ADDRESS" "$ROLE" >/opt/shoal/agent.json
+    local keeps=true
+    [ "$KEEP" = yes ] || keeps=false
+    cat >/opt/shoal/agent.json <<JSON
+{"id": "$ID", "folder": "$FOLDER", "instance": "$INSTANCE", "address": "$ADDRESS", "role": "$ROLE",
+ "secret": "shoal-$CLUSTER-$ID", "signal": "$SIGNAL", "keeps": $keeps,
+ "workers": $WORKERS, "least": $LEAST, "settle_s": $SETTLE, "wait_s": $WAIT}
+JSON
     cat >/etc/systemd/system/shoal-agent.service <<UNIT
 [Unit]
 Description=Node of a Shoal cluster
@@ -227,4 +263,4 @@ kill "$SENDER"
 say ready || fail "the bucket $BUCKET cannot be written to"
 echo "$(date -u +%FT%TZ) ready"
 send_log
-signal SUCCESS ""
+[ -n "$AGENT" ] || signal SUCCESS "" # else the agent does, when workers are there
