@@ -17,6 +17,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from argument_ranges import arguments
+
 PACKAGE = Path(__file__).parents[1] / "src" / "shoal"
 
 
@@ -54,6 +56,23 @@ def strategies_table() -> str:
             f"| `{name}` | [`{found.__name__}`][{found.__module__}.{found.__name__}] "
             f"| {first_line(found.__doc__)} | {kind} | {defaults} |"
         )
+    return "\n".join(rows) + "\n\n"
+
+
+def strategy_parameters() -> str:
+    """Returns one row for each parameter of each built-in strategy."""
+    from shoal import strategies
+
+    registry = strategies.registry
+    rows = [
+        "",
+        "| Strategy | Parameter | Unit | Range | Default |",
+        "|---|---|---|---|---|",
+    ]
+    for name in registry.names():
+        if registry.source(name) == "shoal":
+            known = arguments(registry.load(name), is_whole=True)
+            rows += [f"| `{name}` | {argument.cells}" for argument in known]
     return "\n".join(rows) + "\n\n"
 
 

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from argument_ranges import arguments, descriptions
 from generate import command_lines, first_line
 
 DOCS = Path(__file__).parent
@@ -244,6 +245,7 @@ def _name_page(name: Name) -> Page:
         lines += _directive(path, "Signature", *more)
         if name.word in FIELDS:
             lines += _directive(FIELDS[name.word], "Fields")
+        lines += _ranges(name)
     return Page(path=name.path, title=name.title, text="\n".join(lines))
 
 
@@ -265,6 +267,21 @@ def _directive(path: str, heading: str, *more: str) -> list[str]:
         *more,
     ]
     return [f"::: {path}", "    options:", *(f"      {line}" for line in options), ""]
+
+
+def _ranges(name: Name) -> list[str]:
+    """The table of units and ranges, if the docstring gives any."""
+    if name.word in RESULTS:
+        return []
+    strategies = import_module("shoal.strategies").registry.names()
+    known = arguments(name.found, strategies=strategies)
+    if not known:
+        return []
+    return [
+        "## Units and ranges", "",
+        "| Argument | Unit | Range | Default |", "|---|---|---|---|",
+        *(f"| {argument.cells}" for argument in known), "",
+    ]  # fmt: skip
 
 
 def _home_of(module: Any, word: str) -> str:
@@ -320,10 +337,7 @@ def _meanings(found: Any) -> dict[str, str]:
         return {word: first_line(entry.doc) for word, entry in table.items()}
     from shoal.spark.trainer import Trainer
 
-    text = inspect.cleandoc(Trainer.__doc__ or "")
-    block = text.partition("\nArgs:\n")[2].partition("\n\n")[0]
-    entries = re.findall(r"(?m)^    (\w+): (.*(?:\n {8}.*)*)", block)
-    return {word: " ".join(meaning.split()) for word, meaning in entries}
+    return descriptions(Trainer.__doc__)
 
 
 def _command_page(name: str, command: Any) -> Page:

@@ -97,12 +97,12 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         y: Targets, in any nesting.
         strategy: How workers agree: a name, as `shoal strategies` lists them, or an
             object of `shoal.strategies`. With "auto" the plan chooses, and says why.
-        workers: Training processes, `(min, max)`, or "auto": one a GPU, else one a
-            usable core, at most 4; for `all_reduce` without GPUs one with all cores,
-            unless several are faster in spite of an exchange at each step, as `plan`
-            says. Of a cluster one a GPU, else one a node, or one a slot of Spark.
-            "yarn" or a `shoal.clusters.Yarn`: as many as a ResourceManager's nodes have
-            cores.
+        workers: Training processes, at least 1, `(min, max)`, or "auto": one a GPU,
+            else one a usable core, at most 4; for `all_reduce` without GPUs one with
+            all cores, unless several are faster in spite of an exchange at each step,
+            as `plan` says. Of a cluster one a GPU, else one a node, or one a slot of
+            Spark. "yarn" or a `shoal.clusters.Yarn`: as many as a ResourceManager's
+            nodes have cores.
             If a Ray cluster has room for fewer than `max`, the rest joins later.
         cluster: Where workers run; "local" is this machine. "ray", the address of a Ray
             cluster, or a `shoal.clusters.Ray`: its nodes; "auto": these, where this
@@ -112,8 +112,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             there, and followed from here. "inline" lets workers
             take turns in this process, for experiments with many of them. Default
             None means $SHOAL_CLUSTER, else "local"; jobs on a cluster have "ray" there.
-        batch_size: Samples of an optimizer step: of all workers together for
-            "all_reduce", of each worker otherwise. Default None means 32.
+        batch_size: Samples of an optimizer step, at least 1: of all workers together
+            for "all_reduce", of each worker otherwise. Default None means 32.
         epochs: Number of the epoch before which training ends, as in Keras; at least 1.
         verbose: 0 for silence, 1 for a live line, 2 for a line an epoch, or "auto".
         echo: Also print what workers print, each line after its worker's name; it is
@@ -135,9 +135,10 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             data.
         steps_per_epoch: Steps of `batch_size` that make an epoch, at least 1; None for
             all data.
-        validation_steps: Steps of a validation, None for all data.
-        validation_batch_size: Default None means `batch_size`.
-        validation_freq: Epochs between validations, or a list of epochs.
+        validation_steps: Steps of a validation, at least 1; None for all data.
+        validation_batch_size: Samples of a step of a validation, at least 1; default
+            None means `batch_size`.
+        validation_freq: Epochs between validations, at least 1, or a list of epochs.
         validation: "blocking": workers wait while an epoch is validated, as in Keras.
             "async": a process of its own validates while they train on; its results
             join the history with their epochs, and callbacks do not see them.

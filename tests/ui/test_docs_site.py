@@ -25,7 +25,8 @@ THEMES = {"light": "default", "dark": "slate"}
 PAGES = (
     "", "404.html", "tutorial/", "tutorial/1-laptop/", "tutorial/3-compare/",
     "concepts/leases/", "how-to/choose-a-strategy/", "how-to/look-at-runs/",
-    "reference/security/", "reference/learning-quality/", "architecture/",
+    "reference/security/", "reference/learning-quality/", "reference/strategies/",
+    "architecture/",
     "project/changelog/",
 )  # fmt: skip
 
