@@ -1,4 +1,4 @@
-"""The accuracy that codecs cost: Higgs events on two hosts, each codec in turn.
+"""Accuracy with codecs: Higgs events on two hosts, each codec in turn.
 
 Run as root: `SHOAL_DATA=... python -m benchmarks.codecs`. The perceptron of
 `time_to_accuracy`, ten epochs; loss of the last one and the best accuracy on what was
