@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_a_strategy_accepts_the_range_of_the_reference(
     strategy: str, parameter: str, accepted: str
 ):
     found = strategies.registry.load(strategy)
-    more: dict[str, object] = dict(MORE.get(parameter, {}))
+    more: dict[str, Any] = dict(MORE.get(parameter, {}))
     for value in ACCEPTED[accepted]:
         assert getattr(found(**{parameter: value}, **more), parameter) == value
     for value in REFUSED.get(accepted, (-1,)):
