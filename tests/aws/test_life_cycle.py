@@ -89,7 +89,7 @@ def test_up_gives_a_cluster_and_down_leaves_what_it_says(
 def test_a_price_must_be_agreed_to(cloud: Cloud, file: Path) -> None:
     done = cloud.shoal("cluster", "up", file)
     assert done.exit_code == 2
-    assert "nobody agrees to the price" in done.output
+    assert "the price is not confirmed" in done.output
     assert (cloud.names, cloud.instances()) == ([], [])
     assert "cloudformation:CreateStack" not in cloud.called
 
@@ -99,7 +99,7 @@ def test_prices_of_today_are_asked_and_the_table_is_behind_them(
 ) -> None:
     cloud.write("prices", {"m5.xlarge": 7.0})  # m5.large is not told
     done = cloud.shoal("cluster", "up", file)
-    assert "nobody agrees to the price" in done.output
+    assert "the price is not confirmed" in done.output
     assert "An hour costs 7." in done.output
     told = cloud.shoal("cluster", "cost", file, "--ask").output
     assert "from AWS; for m5.large list prices of 20" in told

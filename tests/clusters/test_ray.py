@@ -91,7 +91,7 @@ def test_a_cluster_is_not_reached_from_outside(address: str) -> None:
 def test_no_cluster_at_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
-    with pytest.raises(ClusterError, match=f"nobody answers at {host}:{port}"):
+    with pytest.raises(ClusterError, match=f"no answer from {host}:{port}"):
         shoal.plan(model(), *data(), cluster=f"{host}:{port}")
 
 

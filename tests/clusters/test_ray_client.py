@@ -119,7 +119,7 @@ def test_no_client_server_listens(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     address = f"ray://127.0.0.1:{port}"
-    with pytest.raises(ClusterError, match=f"nobody answers at 127.0.0.1:{port}"):
+    with pytest.raises(ClusterError, match=f"no answer from 127.0.0.1:{port}"):
         shoal.fit(model(), *data(), cluster=address, run=str(tmp_path))
 
 

@@ -108,7 +108,7 @@ def test_an_error_if_no_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.foreign.ports.FIRST_PORTS", FIRST_PORTS[:1])
     with (
         placed([HERE], Shape()),
-        pytest.raises(PlanError, match="every place for the ports of this job"),
+        pytest.raises(PlanError, match="no range of ports for this job is free"),
         placed([HERE], Shape()),
     ):
         pass

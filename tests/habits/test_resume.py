@@ -232,7 +232,7 @@ def test_runs_that_cannot_be_gone_on_with(tmp_path: Path) -> None:
     last.write_bytes(b"".join(kept))
     with pytest.raises(ConfigError, match="is running"):
         shoal.resume(folder)  # this process wrote it, and lives
-    with pytest.raises(CheckpointError, match="what it began with is not in"):
+    with pytest.raises(CheckpointError, match="its model and settings are not in"):
         shoal.resume(folder, force=True)
 
 

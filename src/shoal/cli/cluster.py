@@ -391,8 +391,8 @@ def _refuse_running_jobs(state: ClusterState) -> None:
     if running:
         raise PlanError(
             f"jobs run on the cluster {state.name}: {', '.join(running)}. Expected "
-            "none, as its machines go. Wait, stop them by `shoal jobs stop`, or add "
-            "--force."
+            "none, because its machines will end. Wait for the jobs, stop them with "
+            "`shoal jobs stop`, or add --force."
         )
 
 

@@ -53,8 +53,8 @@ def confirm_name(name: str) -> None:
     typed = str(typer.prompt(f"Type {name} to remove its storage for ever", err=True))
     if typed.strip() != name:
         raise ConfigError(
-            f"{typed!r} was typed. Expected {name!r}, as files cannot be brought back. "
-            "Nothing was removed."
+            f"{typed!r} was typed. Expected {name!r}, because deleted files cannot be "
+            "restored. Nothing was removed."
         )
 
 

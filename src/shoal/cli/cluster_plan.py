@@ -180,12 +180,12 @@ def confirm(preview: Preview, steps: Steps, *, agrees: bool) -> None:
             return
         if not sys.stdin.isatty():
             raise ConfigError(
-                "nobody agrees to the price: there is no terminal to ask at. Expected "
+                "the price is not confirmed, and there is no terminal to ask. Expected "
                 "--yes. Add it; nothing was made."
             )
         if not typer.confirm("Go on?", err=True):
             raise ConfigError(
-                "the price was not agreed to. Expected yes. Nothing was made."
+                "the price was not confirmed. Expected yes. Nothing was made."
             )
 
 

@@ -120,8 +120,8 @@ class ClusterState(BaseModel):
         """
         if not self.nodes:
             raise ClusterError(
-                f"the cluster {self.name} has no node: its `up` did not come so far. "
-                "Expected one that is up. Run `shoal cluster up` with its file again, "
+                f"the cluster {self.name} has no node: its `shoal cluster up` ended "
+                "before it made one. Expected a cluster that is up. Run it again, "
                 f"or `shoal cluster down {self.name}`."
             )
         return self.nodes[0]

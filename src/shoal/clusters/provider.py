@@ -233,8 +233,8 @@ class Provider(ABC, Generic[Spec]):
         """
         del spec, acquisition
         raise ConfigError(
-            f"the provider {self.name!r} makes no machines while nobody waits. "
-            "Expected `up` without --detach. Leave it out."
+            f"the provider {self.name!r} cannot make machines with --detach. "
+            "Expected `shoal cluster up` to wait for them. Leave --detach out."
         )
 
     def came_up(self, state: ClusterState, installation: Installation | None) -> None:

@@ -158,9 +158,9 @@ class Ray(Cluster):
         address = self._address() or ""
         if "://" in address:
             raise PlanError(
-                f"cluster={address!r} is reached from outside, where this cannot be "
-                "done. Expected shoal.fit, which is sent there from a ray:// address, "
-                "or a machine of the cluster. Submit the script: ray job submit "
+                f"cluster={address!r} is the address of Ray Client, from which only "
+                "shoal.fit can be sent to the cluster. Expected shoal.fit, or a call "
+                "on a machine of the cluster. Submit the script: ray job submit "
                 "--address http://HEAD:8265 --working-dir . -- python SCRIPT, with "
                 "cluster='ray' in it."
             )

@@ -68,7 +68,7 @@ def reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CALL_S).close()
     except OSError as error:
         raise ClusterError(
-            f"nobody answers at {address}: {error}. Expected the head of a Ray "
+            f"no answer from {address}: {error}. Expected the head of a Ray "
             "cluster. Check with `ray status --address=...`, or correct the address."
         ) from None
 

@@ -150,7 +150,7 @@ def answer_in(
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise ClusterError("its answer is none of Shoal's")
+            raise ClusterError("its answer does not come from Shoal")
         answer = cast("dict[str, Any]", answer)
         if "refused" in answer:
             raise ClusterError(str(answer["refused"]))

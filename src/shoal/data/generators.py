@@ -101,8 +101,8 @@ class FedSource(ChunkedSource):
         if steps_per_epoch is None:
             raise ConfigError(
                 f"{packing.steps_name}=None, but x is a {packing.kind} "
-                f"({packing.where}), whose end is not known before it comes. Expected "
-                f"the number of batches in a pass. Pass {packing.steps_name}."
+                f"({packing.where}), which does not tell its number of batches. "
+                f"Expected the batches of one pass. Pass {packing.steps_name}."
             )
         passes = _Passes(lambda: batches, packing, first=epochs.start)
         rows = packing.rows_of(passes.peek(0), "batch 0")

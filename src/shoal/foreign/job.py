@@ -143,8 +143,8 @@ class ProcessGroup:
             if found is None or not 0 < found <= LAST_PORT:
                 raise PlanError(
                     f"node {nodes[node_rank].name} has no port left for another "
-                    "process of the job. Expected as many free ones as processes. "
-                    "Give it more, or fewer processes."
+                    "process of the job. Expected a free port for each process. "
+                    "Give the node more ports, or fewer processes."
                 )
             return found
 

@@ -53,9 +53,9 @@ def placed(
             held.close()
         else:
             raise PlanError(
-                "every place for the ports of this job has one that is taken on this "
-                f"machine; they begin at {FIRST_PORTS[0]} to {FIRST_PORTS[-1]}. "
-                "Expected one without. Give another first port by --port."
+                "no range of ports for this job is free on this machine: first ports "
+                f"from {FIRST_PORTS[0]} to {FIRST_PORTS[-1]} were tried. Expected a "
+                "range without a used port. Pass another first port with --port."
             )
         yield job
 

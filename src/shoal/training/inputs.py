@@ -164,9 +164,9 @@ def read_inputs(folder: Folder) -> Inputs:
     place = folder.child(INPUTS)
     if not place.exists(INDEX):
         raise CheckpointError(
-            f"the run {folder.name!r} cannot be resumed: what it began with is not in "
-            f"{place.url}. Expected a run that was interrupted, by fit on processes, "
-            "with checkpoints. Start it again with fit."
+            f"the run {folder.name!r} cannot be resumed: its model and settings are "
+            f"not in {place.url}. Expected a run that was interrupted, by fit on "
+            "processes, with checkpoints. Start it again with fit."
         )
     try:
         index: _Index = pickle.loads(_unsealed(read_whole(place, INDEX)))
@@ -181,7 +181,7 @@ def read_inputs(folder: Folder) -> Inputs:
         raise
     except Exception as error:  # a missing class, or damaged bytes
         raise CheckpointError(
-            f"what the run {folder.name!r} began with cannot be read from "
+            f"model and settings of the run {folder.name!r} cannot be read from "
             f"{place.url} ({type(error).__name__}: {error}). Expected the files as "
             "they were written, and every module they name. "
             "Put the modules on PYTHONPATH, or start the run again."

@@ -165,7 +165,7 @@ class TestAStoreThatFails:
 
     @pytest.mark.parametrize(
         ("error", "says"),
-        [(OSError(121, "InternalError!"), r"the store failed while .*1\.csv"),
+        [(OSError(121, "InternalError!"), r"the storage failed while .*1\.csv"),
          (PermissionError("The provided token has expired."), "have expired")],
     )  # fmt: skip
     def test_leaves_no_good_file_out(

@@ -59,9 +59,9 @@ def as_store_error(error: Exception, url: str) -> DataError:
     known = _known(error, url, "file")
     if known is None:
         return StoreFailed(
-            f"the store failed while {url} was read ({why}). Expected its bytes. Try "
-            "again; if that does not help, see whether the store is well, and the "
-            "network to it."
+            f"the storage failed while {url} was read ({why}). Expected the bytes of "
+            "the file. Try again; if it fails again, check the storage and the network "
+            "to it."
         )
     return known
 

@@ -145,9 +145,9 @@ def _check_flat(stack: Stack, columns: Columns) -> None:
         if columns[name].ndim > 2:
             raise DataError(
                 f"column {name!r} has rows of shape {columns[name].shape[1:]}, which "
-                "do not stand beside other columns in one array. Expected numbers, or "
-                f"lists of numbers. Name it alone: {name!r}, or as an input of its "
-                f"own: {{'input': {name!r}, ...}}."
+                "cannot be joined with other columns into one array. Expected numbers, "
+                f"or lists of numbers. Name the column alone: {name!r}, or as an input "
+                f"of its own: {{'input': {name!r}, ...}}."
             )
 
 

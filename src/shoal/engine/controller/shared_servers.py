@@ -252,9 +252,9 @@ class SharedServers:
             while not parts or _number(parts[-1]) < number:
                 if self._clock() > until:
                     raise ClusterError(
-                        f"server-{place + 1} does not show its part of the weights, "
-                        f"which were expected within {PART_S:g} s. Its process lives. "
-                        "See the run's log for what it does."
+                        f"server-{place + 1} has not sent its part of the weights. "
+                        f"Expected it within {PART_S:g} s; its process still runs. "
+                        "See its output in the run's log."
                     )
                 check()
                 self._hear_shards(POLL_S)

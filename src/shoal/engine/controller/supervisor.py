@@ -322,8 +322,8 @@ class WorkerSupervisor:
             case restart_policy.Abort(why):
                 look = ", or look at the output:" if gone.output else "."
                 raise WorkerLost(
-                    f"{why}. At least {self._policy.min_workers} worker(s) were "
-                    f"expected to live. Raise max_restarts for losses by chance{look}",
+                    f"{why}. Expected at least {self._policy.min_workers} worker(s) to "
+                    f"be left. Raise max_restarts if losses are random{look}",
                     rank=process.hint,
                     traceback=gone.output,
                 )

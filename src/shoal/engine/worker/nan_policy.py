@@ -215,8 +215,8 @@ def error_of(rank: int, found: NanReport) -> NotFinite:
         after = f" after {MOST_ROLLBACKS} rollbacks"
     return NotFinite(
         f"{text}. Finite numbers were expected, and on_nan={found.reaction!r} ends "
-        f"the run{after}; the model holds the last center that was good. "
-        f"{advice}, or pass on_nan='skip' to leave out what does harm.",
+        f"the run{after}; the model holds the last finite center. "
+        f"{advice}, or pass on_nan='skip' to leave these samples out.",
         rank=rank,
         step=found.step,
         epoch=found.epoch,
