@@ -51,13 +51,14 @@ def test_pictures_have_alternative_texts(site: Site) -> None:
     assert bare == []
 
 
-def test_pages_are_described(site: Site) -> None:
+def test_pages_are_described_and_link_the_glossary(site: Site) -> None:
     redirected = {page for page, html in site.pages.items() if not html.description}
     for page in redirected:
         assert 'http-equiv="refresh"' in page.read_text(), page
     for page, html in site.pages.items():
         if page in redirected or page.name == "404.html":
             continue
+        assert any("glossary" in link for link in html.links), page
         if page.relative_to(site.folder).parts[0] in ("acceptance", "decisions"):
             continue
         assert len(html.description) >= 20, page
