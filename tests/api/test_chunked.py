@@ -277,7 +277,7 @@ def test_a_stream_without_an_end_is_not_scored_without_steps(
     # It is read to its end; the free disk is the limit, which is made small here.
     free = SimpleNamespace(free=100_000)
     monkeypatch.setattr("shoal.data.spooled.shutil.disk_usage", lambda _: free)
-    with pytest.raises(DataError, match=r"has not ended after .* Pass steps"):
+    with pytest.raises(DataError, match=r"has not ended after .* pass steps=N"):
         shoal.evaluate(line(), endless())
     with pytest.raises(DataError, match=r"has not ended after .*validation_steps"):
         shoal.plan(line(), Batches(), validation_data=endless())

@@ -47,7 +47,7 @@ def as_store_error(error: Exception, url: str) -> DataError:
 
     Example:
         >>> print(as_store_error(OSError(121, "InternalError"), "s3://bucket/a.csv"))
-        the store failed while s3://bucket/a.csv was read (OSError: [Errno 121] ...
+        the storage failed while s3://bucket/a.csv was read (OSError: [Errno 121] ...
     """
     why = _why(error)
     if any(word in why for word in EXPIRED):
