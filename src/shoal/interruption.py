@@ -443,7 +443,7 @@ def ends_hard(ender: _Ender) -> None:
 
 
 def _end_hard(number: int) -> None:
-    for known in list(_enders.values()):
+    for known in _enders.copy().values():  # other threads add theirs
         ender = known()
         if ender is not None:
             with contextlib.suppress(Exception):

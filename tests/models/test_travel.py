@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import importlib
+import itertools
 import os
 import pickle
 import random
@@ -11,6 +13,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -487,6 +490,30 @@ def test_one_thread_packs_at_a_time() -> None:
     before = cloudpickle.list_registry_pickle_by_value()
     assert travel.loads(travel.dumps(Watched())) == "free: False"
     assert cloudpickle.list_registry_pickle_by_value() == before
+
+
+def test_modules_may_be_imported_while_a_model_is_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Threads take turns where garbage is collected, as these imports are made."""
+    names = (f"imported-{number}" for number in itertools.count())
+    monkeypatch.setattr(sys, "modules", modules := sys.modules.copy())
+
+    def imports(phase: str, _info: object) -> None:
+        if phase == "start":
+            name = next(names)
+            modules[name] = ModuleType(name)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(imports)
+    gc.set_threshold(1)
+    try:
+        with pickling.by_value():
+            pass
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(imports)
+    assert next(names) != "imported-0"
 
 
 def test_code_that_another_thread_removed_is_no_error() -> None:

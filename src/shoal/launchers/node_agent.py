@@ -286,7 +286,8 @@ class NodeAgent:
         launcher = self._launcher
         if launcher is None:
             return {}
-        found = {t: launcher.spent_s(inner) for inner, t in list(self._tokens.items())}
+        tokens = self._tokens.copy()  # another thread may change them
+        found = {t: launcher.spent_s(inner) for inner, t in tokens.items()}
         return {
             t: round(1e3 * spent) for t, spent in found.items() if spent is not None
         }

@@ -225,7 +225,7 @@ class ProcessLauncher(Launcher):
 
     def end_hard(self) -> None:
         """Kills every process and its children; see `interruption.ends_hard`."""
-        for child in list(self._children.values()):
+        for child in self._children.copy().values():  # its own thread may change them
             if child.process.returncode is None:
                 with contextlib.suppress(OSError):
                     os.killpg(child.process.pid, signal.SIGKILL)  # it leads a session

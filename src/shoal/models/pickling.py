@@ -369,9 +369,9 @@ def _shell(cls: type, is_functional: bool = False) -> Any:
 
 def _place_in_jax(obj: Any) -> tuple[str, str] | None:
     """Returns module and name of an object that a module of JAX holds."""
-    for module, held in list(sys.modules.items()):
+    for module, held in sys.modules.copy().items():
         if module.partition(".")[0] == "jax":
-            for name, value in vars(held).items():
+            for name, value in vars(held).copy().items():
                 if value is obj:
                     return module, name
     return None
@@ -460,7 +460,9 @@ def by_value() -> Generator[None]:
     """Makes cloudpickle send code by value unless its package is installed."""
     names: list[str] = []
     is_installed: dict[str, bool] = {}
-    for name, module in list(sys.modules.items()):
+    # `list(d.items())` may fail while another thread imports: it makes tuples, at which
+    # garbage is collected and threads take turns. A copy is one operation.
+    for name, module in sys.modules.copy().items():
         top = name.partition(".")[0]
         if top not in is_installed:
             is_installed[top] = _is_installed(top, sys.modules.get(top, module))
