@@ -137,3 +137,8 @@ def test_a_run_has_the_strategy_that_was_chosen():
     )  # fmt: skip
     assert history.run.summary().strategy == "diloco"
     assert history.history["loss"][1] < history.history["loss"][0]
+
+
+def test_an_unknown_strategy_names_auto_too() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean 'auto'(?s:.*)Known: .*auto,"):
+        get("autos")

@@ -23,7 +23,8 @@ ADAPTIVE = frozenset(
     {"Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Lion", "Nadam", "RMSprop"}
 )
 """Optimizers of Keras that divide a gradient by its size, so that the length of a step
-is their learning rate. A subclass with another name is not known."""
+is their learning rate. A subclass with another name is not known, nor is one within a
+LossScaleOptimizer: their rate stays as it is."""
 
 
 def usual_scale(request: Request, optimizer: str) -> str:

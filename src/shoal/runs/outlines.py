@@ -159,7 +159,7 @@ class OutlineCache:
         if self._file is None or not self._is_changed:
             return
         self._is_changed = False
-        kept = {name: _packed(one) for name, one in list(self._known.items())}
+        kept = {name: _packed(one) for name, one in self._known.copy().items()}
         found = {**self._stored, **kept}
         with suppress(OSError):
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

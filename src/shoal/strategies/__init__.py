@@ -80,7 +80,7 @@ def get(strategy: str | Strategy | type[Strategy], **parameters: Value) -> Strat
         raise ConfigError(
             f"strategy={strategy!r} is {a_kind(strategy)}. "
             "Expected a name or a strategy object. "
-            f"Known names: {', '.join(registry.names())}."
+            f"Known names: {', '.join(_names())}."
         )
     _refuse_unknown(type(strategy), parameters)
     return replace(strategy, **parameters)
@@ -96,7 +96,17 @@ def kind_of(name: str) -> type[Strategy]:
         >>> kind_of("adag") is ADAG
         True
     """
-    return Auto if name == Auto.name else registry.load(name)
+    if name == Auto.name:
+        return Auto
+    known = _names()
+    if name not in known:
+        raise ConfigError(did_you_mean(registry.kind, name, known))
+    return registry.load(name)
+
+
+def _names() -> list[str]:
+    """Returns all that `strategy` may be, sorted."""
+    return sorted([*registry.names(), Auto.name])
 
 
 def parse(text: str) -> tuple[str, dict[str, Value]]:

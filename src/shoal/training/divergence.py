@@ -51,7 +51,7 @@ Block: TypeAlias = tuple[float, ...]
 
 @final
 class DivergenceWatch:
-    """Watches the losses of a run's exchanges, in constant memory.
+    """Watches the losses of a run's exchanges; keeps those of ten blocks.
 
     Args:
         block_samples: Samples of a block of exchanges, whose mean is compared.
@@ -114,8 +114,8 @@ def _is_higher(first: float, lowest: Block, recent: Sequence[Block]) -> bool:
     limit = max(LOST_AGAIN * (first - least), RISE * abs(least))
     if any(fmean(block) - least <= limit for block in recent):
         return False
-    now = sum(recent, ())
-    higher = sum(bisect_left(sorted(lowest), loss) for loss in now)
+    now, in_order = sum(recent, ()), sorted(lowest)
+    higher = sum(bisect_left(in_order, loss) for loss in now)
     return higher >= SEPARATION * len(now) * len(lowest)
 
 

@@ -116,7 +116,7 @@ class Starter:
 
     def end(self, before: str) -> None:
         """Ends the programs whose keys begin with a text."""
-        for key, program in list(self._programs.items()):
+        for key, program in self._programs.copy().items():
             if key.startswith(before) and program.code is None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(program.process.pid, signal.SIGTERM)

@@ -122,7 +122,7 @@ class Watcher:
 
     def end_waits(self) -> None:
         """Ends all waits, as the server ends."""
-        for waker in list(self._wakers):
+        for waker in self._wakers.copy():
             waker.end()
 
     def close(self) -> None:
