@@ -98,7 +98,7 @@ test: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile \
 		-m "not slow and not process"
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup \
-		-m "process and not slow and not examples" \
+		-m "process and not slow and not examples and not ray" \
 		$(WITH_PROCESSES)
 
 # TensorFlow and PyTorch, where they do other work than JAX.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import keras
@@ -64,6 +66,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if left:
         print(f"\nthe tests leaked {', '.join(sorted(left))}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keeps modules and tests out of collections, a sixth of the time of all tests."""
+    del session
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 _KEPT: list[shoal.Session] = []
@@ -187,9 +197,9 @@ def _left_over(
         return set() if len(now) <= most else now - before
 
     deadline = time.monotonic() + GRACE_S
-    while left() and time.monotonic() < deadline:
+    while (found := left()) and time.monotonic() < deadline:
         threading.Event().wait(0.02)
-    return left()
+    return found
 
 
 def _variables() -> dict[str, str]:
@@ -206,7 +216,7 @@ def _threads() -> set[str]:
 
 def _processes() -> set[str]:
     found: set[str] = set()
-    for child in psutil.Process().children(recursive=True):
+    for child in _children():
         try:
             command = " ".join(child.cmdline())
             is_library = any(name in command for name in LIBRARY_PROCESSES)
@@ -214,6 +224,21 @@ def _processes() -> set[str]:
                 found.add(f"{child.pid} ({command[:80]})")
         except psutil.NoSuchProcess:
             continue
+    return found
+
+
+def _children() -> list[psutil.Process]:
+    """Returns all descendants. psutil reads every process of the machine for them."""
+    if not next(Path("/proc/self/task").glob("*/children"), None):
+        return psutil.Process().children(recursive=True)
+    found: list[psutil.Process] = []
+    pids = [os.getpid()]
+    while pids:
+        for file in Path(f"/proc/{pids.pop()}/task").glob("*/children"):
+            with suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile
+                children = [int(pid) for pid in file.read_text().split()]
+                pids += children
+                found += [psutil.Process(pid) for pid in children]
     return found
 
 

@@ -34,7 +34,7 @@ from shoal.strategies import (
 from shoal.training.start_run import rules
 
 MODEL = ModelFacts(name="mlp", parameters=1000, statistics=24, optimizer="Adagrad")
-ADAM = replace(MODEL, optimizer="Adam", normalising=("Adam",))
+ADAM = replace(MODEL, optimizer="Adam", normalising=("Adam",), is_adaptive=True)
 DATA = DataFacts(rows=10_000, size_bytes=1_000_000)
 MACHINE = MachineFacts(cores=8)
 GPUS = (Gpu(number=0, name="0"), Gpu(number=1, name="1"))
@@ -574,7 +574,7 @@ def test_invalid_environment_variables_are_refused(name: str, text: str):
 def test_the_rate_follows_the_workers(
     strategy: Strategy, optimizer: str, scale_rate: str | None, factor: float
 ):
-    model = replace(MODEL, optimizer=optimizer)
+    model = replace(MODEL, optimizer=optimizer, is_adaptive=optimizer == "Adam")
     found = plan(strategy, model=model, workers=4, scale_rate=scale_rate)
     assert found.rate_factor == factor
     is_default = factor == 2.0 and scale_rate is None

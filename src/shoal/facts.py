@@ -58,6 +58,8 @@ class ModelFacts:
         optimizer: Class name of the optimizer.
         normalising: Class names of those optimizers whose steps are as long for small
             gradients as for large ones.
+        is_adaptive: Whether the learning rates of all optimizers are the lengths of
+            their steps.
         reductions: Loss reductions in use, one for each loss.
         has_own_loss: Whether `train_step` or `compute_loss` is the user's, who then
             decides about losses that are not reduced.
@@ -98,6 +100,7 @@ class ModelFacts:
     statistics: int
     optimizer: str
     normalising: tuple[str, ...] = ()
+    is_adaptive: bool = False
     reductions: tuple[str, ...] = ("sum_over_batch_size",)
     has_own_loss: bool = False
     has_masks: bool = False

@@ -23,6 +23,11 @@ NORMALISING = (
 ones, and do not shrink as those of Adagrad do. A subclass, such as AdamW, is one too.
 """
 
+ADAPTIVE = ("Adagrad", "Adam", "Adamax", "Lamb", "Lion", "Nadam", "RMSprop")
+"""Keras' optimizers that divide a gradient by its size, so that the length of a step
+is their learning rate. A subclass, such as AdamW, is one too.
+"""
+
 
 def has_own_step(model: Any) -> bool:
     """Whether the model's `train_step` is the user's."""
@@ -112,12 +117,31 @@ def normalising(model: Any) -> tuple[str, ...]:
         >>> normalising(model)
         ('AdamW',)
     """
-    known = import_module("keras").optimizers
-    # An older Keras lacks some of them.
-    kinds = tuple(getattr(known, n) for n in NORMALISING if hasattr(known, n))
+    kinds = _kinds(NORMALISING)
     updating = [leaf for one in optimizers_of(model) for leaf in leaves(one)]
     names = [type(leaf).__name__ for leaf in updating if isinstance(leaf, kinds)]
     return tuple(dict.fromkeys(names))
+
+
+def is_adaptive(model: Any) -> bool:
+    """Whether the learning rates of all optimizers are the lengths of their steps.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.AdamW(), "mse")
+        >>> is_adaptive(model)
+        True
+    """
+    kinds = _kinds(ADAPTIVE)
+    updating = [leaf for one in optimizers_of(model) for leaf in leaves(one)]
+    return bool(updating) and all(isinstance(leaf, kinds) for leaf in updating)
+
+
+def _kinds(names: Sequence[str]) -> tuple[type, ...]:
+    known = import_module("keras").optimizers
+    # An older Keras lacks some of them.
+    return tuple(getattr(known, name) for name in names if hasattr(known, name))
 
 
 def counted(optimizer: Any) -> Any:

@@ -112,6 +112,28 @@ def test_averaged_workers_grow_to_the_rate_of_their_number() -> None:
     assert_close(weights_of(ours), weights_of(plain))
 
 
+class OwnAdam(Adam):
+    """An optimizer that users derive from one of Keras."""
+
+
+@pytest.mark.parametrize(
+    ("make", "factor"),
+    [
+        (Adam, 2.0), (OwnAdam, 2.0), (keras.optimizers.AdamW, 2.0),
+        (lambda: keras.optimizers.LossScaleOptimizer(Adam()), 2.0),
+        (lambda: keras.optimizers.LossScaleOptimizer(SGD()), 1.0),
+        (SGD, 1.0), (keras.optimizers.Adadelta, 1.0),
+    ],
+)  # fmt: skip
+def test_the_default_follows_the_optimizer_that_takes_steps(
+    make: Any, factor: float
+) -> None:
+    given: dict[str, Any] = {"strategy": "local_sgd", "cluster": "inline"}
+    given["batch_size"] = BATCH
+    found = shoal.plan(make_model(make()), *data(ROWS), workers=4, **given)
+    assert found.rate_factor == factor
+
+
 def test_a_warm_up_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs scale_learning_rate=True"):
         AllReduce(warmup_epochs=5)

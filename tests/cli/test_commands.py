@@ -151,10 +151,38 @@ def test_the_plan_of_fit(shoal: Shoal, fitted: list[dict], script):
     assert "run" not in fitted[0]
 
 
+@pytest.mark.parametrize("returned", ["make_model", "{'make_model': make_model}"])
+def test_fit_on_files_in_place_of_the_data_of_the_script(
+    shoal: Shoal, fitted: list[dict], script: Callable[..., Path], returned: str
+):
+    options = ["--data", "s3://b/*.csv", "--label", "y", "--feature", "a"]
+    done = shoal("fit", script(returned), *options, "--feature", "b,c")
+    assert done.exit_code == 0, done.stderr
+    both = shoal("fit", script(), *options[:2], "--label", "y", "--label", "z")
+    assert both.exit_code == 0, both.stderr
+    one, two = fitted
+    assert (one["x"], one["y"], one["label"]) == ("s3://b/*.csv", None, "y")
+    assert (one["model"], one["features"]) == ("model", ["a", "b,c"])
+    assert (two["x"], two["label"], two["features"]) == (
+        "s3://b/*.csv",
+        ["y", "z"],
+        None,
+    )
+
+
+def test_a_script_without_data_needs_some(
+    shoal: Shoal, fitted: list[dict], script: Callable[..., Path]
+):
+    done = shoal("fit", script("{'make_model': make_model}"))
+    assert done.exit_code == 2
+    assert "Expected (make_model, x, y)" in done.stderr
+    assert fitted == []
+
+
 @pytest.mark.parametrize(
     "options",
-    [["--strategy", "eagsd"], ["--workers", "many"], ["--name", "a/b"], ["--name", ""],
-     ["--json"]],
+    [["--label", "y"], ["--feature", "a"], ["--strategy", "eagsd"],
+     ["--workers", "many"], ["--name", "a/b"], ["--name", ""], ["--json"]],
 )  # fmt: skip
 def test_options_of_fit_are_checked_before_the_script_is_loaded(
     options: list[str], shoal: Shoal, fitted: list[dict]

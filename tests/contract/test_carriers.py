@@ -233,6 +233,7 @@ class Killer(keras.callbacks.Callback):
         self.model.stop_training = "worker_replaced" in kinds
 
 
+@pytest.mark.ray  # longer than a test of `make test` may be
 def test_a_lost_agent_is_replaced_and_every_sample_counts_once(
     toy: Any, tmp_path: Path
 ) -> None:

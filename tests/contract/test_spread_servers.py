@@ -31,6 +31,9 @@ __all__ = ["site", "toy"]
 
 pytestmark = pytest.mark.process
 
+# Whole runs of three nodes are longer than a test of `make test` may be.
+on_nodes = pytest.mark.ray
+
 ECHO = """
 import os, socket
 listener = socket.socket(fileno=os.dup({}))
@@ -225,6 +228,7 @@ def fit(toy: Any, watcher: Watcher, **fields: Any) -> Any:
     return history
 
 
+@on_nodes
 def test_servers_are_on_nodes_of_their_own(toy: Any, tmp_path: Path) -> None:
     watcher = Watcher(toy, tmp_path / "runs")
     fit(toy, watcher)
@@ -236,6 +240,7 @@ def test_servers_are_on_nodes_of_their_own(toy: Any, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@on_nodes
 @pytest.mark.parametrize(
     "strategy", [pytest.param("local_sgd", marks=pytest.mark.slow), "all_reduce"]
 )
@@ -256,6 +261,7 @@ def test_servers_on_nodes_give_the_same_bits(
         np.testing.assert_array_equal(one, other)
 
 
+@on_nodes
 def test_a_killed_server_is_started_again_on_its_node(toy: Any, tmp_path: Path) -> None:
     def kill(watcher: Watcher) -> None:
         node, [server] = next(iter(watcher.first.items()))
@@ -270,6 +276,7 @@ def test_a_killed_server_is_started_again_on_its_node(toy: Any, tmp_path: Path) 
     assert watcher.kinds["worker_lost"] == 0
 
 
+@on_nodes
 def test_the_server_of_a_lost_node_starts_on_another_node(
     toy: Any, tmp_path: Path
 ) -> None:
@@ -288,7 +295,7 @@ def test_the_server_of_a_lost_node_starts_on_another_node(
     assert lost not in watcher.last
 
 
-@pytest.mark.ray  # longer than a test of `make test` may be
+@on_nodes
 @pytest.mark.slow
 def test_a_standby_on_another_node_takes_over(toy: Any, tmp_path: Path) -> None:
     def kill(watcher: Watcher) -> None:
@@ -304,7 +311,7 @@ def test_a_standby_on_another_node_takes_over(toy: Any, tmp_path: Path) -> None:
     assert watcher.kinds["rollback"] == 0
 
 
-@pytest.mark.ray  # longer than a test of `make test` may be
+@on_nodes
 @pytest.mark.slow
 def test_a_server_that_lost_both_nodes_continues_beside_the_driver(
     toy: Any, tmp_path: Path

@@ -37,7 +37,13 @@ def test_after_a_rollback_the_next_exchange_is_unknown(model: Any) -> None:
     assert means.of(0, [8, 4, 5, 4, 9, 4]) == {"loss": 2.0, "mae": 2.0}
 
 
-def test_large_sums_and_repeated_ones_have_no_means(model: Any) -> None:
+def test_the_first_sums_give_the_means_that_they_hold(model: Any) -> None:
+    means = ExchangeMeans(model, MetricStates.of(model))
+    assert means.of(0, [8, 4, 4]) == {"loss": 2.0}
+    assert means.of(0, [9, 5, 5]) == {"loss": 1.0}
+
+
+def test_unknown_sums_and_repeated_ones_have_no_means(model: Any) -> None:
     means = ExchangeMeans(model, MetricStates.of(model))
     assert means.of(0, None) == {}
     means.of(0, [8, 4, 4, 4, 9, 4])

@@ -78,7 +78,7 @@ def run(model: Any, batches: Any) -> None:
         model._compile_metrics.update_state(y, p, sample_weight=weight)
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     seed=st.integers(0, 10_000),
     cuts=st.lists(st.integers(0, BATCHES), min_size=2, max_size=2).map(sorted),

@@ -75,19 +75,22 @@ def test_a_folder_that_takes_no_file(tmp_path: Path):
         ask_stop(Folder.at(tmp_path), by="ann")
 
 
-@pytest.mark.process
-def test_a_run_that_is_asked_ends_as_by_ctrl_c(tmp_path: Path, kept: shoal.Session):
-    class Ask(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 1:
-                [run] = list_runs(tmp_path)
-                ask_stop(Folder.at(run.url), by="ann")
+class Ask(keras.callbacks.Callback):
+    """Asks its run to stop when its second epoch ends."""
 
-    given: dict[str, Any] = {"run": str(tmp_path), "verbose": 0, "batch_size": 16}
-    model = linear()
-    with pytest.raises(KeyboardInterrupt):
-        kept.fit(model, *line(), epochs=100_000, workers=1, callbacks=[Ask()], **given)
-    [run] = list_runs(tmp_path)
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            [run] = list_runs(self._root)
+            ask_stop(Folder.at(run.url), by="ann")
+
+
+def check_was_stopped(root: Path, model: Any) -> None:
+    """Checks that the only run was asked to stop, and kept what it had."""
+    [run] = list_runs(root)
     folder = Folder.at(run.url)
     summary = read_summary(folder)
     assert summary.status == "interrupted"
@@ -95,3 +98,29 @@ def test_a_run_that_is_asked_ends_as_by_ctrl_c(tmp_path: Path, kept: shoal.Sessi
     [asked] = [e for e in read_events(folder) if e["kind"] == "stop_asked"]
     assert asked["by"] == "ann"
     assert float(abs(model.get_weights()[0]).sum()) > 0
+
+
+@pytest.mark.process
+def test_a_run_that_is_asked_ends_as_by_ctrl_c(tmp_path: Path, kept: shoal.Session):
+    given: dict[str, Any] = {"run": str(tmp_path), "verbose": 0, "batch_size": 16}
+    given |= {"workers": 1, "callbacks": [Ask(tmp_path)], "epochs": 100_000}
+    model = linear()
+    with pytest.raises(KeyboardInterrupt):
+        kept.fit(model, *line(), **given)
+    check_was_stopped(tmp_path, model)
+
+
+def test_a_run_of_simulated_workers_is_asked(tmp_path: Path):
+    given: dict[str, Any] = {"run": str(tmp_path), "verbose": 0, "batch_size": 16}
+    given |= {"workers": 2, "callbacks": [Ask(tmp_path)], "epochs": 100_000}
+    model = linear()
+    with pytest.raises(KeyboardInterrupt):
+        shoal.fit(model, *line(), strategy="aeasgd", cluster="inline", **given)
+    check_was_stopped(tmp_path, model)
+    [run] = list_runs(tmp_path)
+    [first, *_] = [e for e in read_events(Folder.at(run.url)) if e["kind"] == "leases"]
+    [epoch] = first["epochs"]
+    assert epoch["rows"] == len(line()[0])
+    bounds = epoch["committed"]
+    assert bounds == sorted(bounds)
+    assert 0 < sum(bounds[1::2]) - sum(bounds[::2]) <= epoch["rows"]

@@ -191,7 +191,7 @@ def test_any_value_in_any_field_is_read_or_reported(
 
 
 @settings(
-    max_examples=20,
+    max_examples=8,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(st.sampled_from(PLACES), JSON)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -30,10 +32,16 @@ def test_times_of_servers_become_times_of_the_run(batches: list[list[float]]):
         assert all(0 <= time <= now + 1e-6 for time in found)
 
 
+@pytest.mark.parametrize("thresholds", [0, 200])
 @pytest.mark.parametrize("strategy", ["downpour", "all_reduce"])
-def test_a_run_records_losses_times_and_rates(strategy: str, tmp_path: Path):
+def test_a_run_records_losses_times_and_rates(
+    strategy: str, thresholds: int, tmp_path: Path
+):
+    # With thresholds it has more numbers than a record of an exchange.
+    at = np.linspace(0, 1, thresholds).tolist()
+    wide = [keras.metrics.Precision(at)] if at else []
     history = shoal.fit(
-        linear(), *line(), epochs=2, batch_size=16, verbose=0,
+        linear(metrics=wide), *line(), epochs=2, batch_size=16, verbose=0,
         strategy=strategy, workers=2, cluster="inline", run=str(tmp_path),
     )  # fmt: skip
     events = list(read_events(Folder.at(history.run.url)))

@@ -112,6 +112,7 @@ def test_a_request_to_stop_is_shown_until_it_is_answered(serving: Serving, root:
 FORM = {
     "script": "train.py:make", "strategy": "aeasgd:beta=0.5", "workers": "2",
     "epochs": "3", "batch_size": "32", "cluster": "local", "name": "higgs", "root": "",
+    "data": "", "label": "", "feature": "",
 }  # fmt: skip
 
 
@@ -127,6 +128,8 @@ FORM = {
         ("workers", "many", "cannot be read"), ("epochs", "0", "cannot be read"),
         ("batch_size", "-1", "cannot be read"), ("cluster", "moon", "no cluster"),
         ("name", "../x", "no name of a run"), ("root", "s3://x", "is not shown here"),
+        ("data", "none.csv", "there is nothing at"), ("data", "--echo", "begins with"),
+        ("label", "a,--plan", "begins with"), ("feature", "-a", "begins with"),
     ],
 )  # fmt: skip
 def test_fields_of_a_new_run_are_checked(
@@ -145,6 +148,23 @@ def test_fields_of_a_new_run_are_checked(
     assert started(serving) == []
     query = urlencode({"field": field, "value": FORM[field]})
     assert served.ask(f"/new/check?{query}").text == '{"error": ""}'
+
+
+@pytest.mark.parametrize("data", ["s3://b/x y/", "runs/*.csv", "."])
+def test_a_new_run_on_files(data: str, serving: Serving, root: Path):
+    (root.parent / "train.py").touch()
+    served = serving.start(root)
+    form = {**FORM, "do": "plan", "label": "late", "feature": "month, air time,"}
+    alone = served.post("/new/plan", form)
+    assert alone.status == 409
+    assert "label names columns of files, and data is empty" in alone.text
+    assert started(serving) == []
+    served.post("/new/plan", {**form, "data": data})
+    [words] = started(serving)
+    at = words.index("--data")
+    assert words[at : at + 8] == [
+        "--data", data, "--label", "late", "--feature", "month", "--feature", "air time"
+    ]  # fmt: skip
 
 
 def test_each_parameter_of_a_strategy_has_a_field(serving: Serving, root: Path):

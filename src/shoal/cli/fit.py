@@ -33,6 +33,27 @@ def fit_script(  # noqa: PLR0913 - one argument for each option
         str | None,
         typer.Option(help="Where workers run, as for fit; default $SHOAL_CLUSTER."),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILES",
+            help="Files to train on in place of the script's x and y: a path, a glob, "
+            "or a URL such as s3://bucket/prefix/. The function may then return "
+            "make_model alone.",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="With --data: column of targets; several are given in turn."),
+    ] = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--feature",
+            help="With --data: column of inputs; several are given in turn. Default "
+            "all columns but labels.",
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run; default the model's.")
     ] = None,
@@ -59,9 +80,14 @@ def fit_script(  # noqa: PLR0913 - one argument for each option
             "--json is given without --plan. Expected both: JSON is a form of what "
             "--plan shows. Add --plan, or leave --json out."
         )
+    if (label or features) and not data:
+        raise ConfigError(
+            "--label or --feature is given without --data. Expected both: they name "
+            "columns of its files. Add --data, or leave them out."
+        )
     if root:
         os.environ["SHOAL_RUNS"] = root
-    problem = load_problem(script)
+    problem = load_problem(script, needs_data=not data)
     # Imports Keras, which the list of commands does not need.
     from shoal import api
 
@@ -69,15 +95,24 @@ def fit_script(  # noqa: PLR0913 - one argument for each option
         "strategy": chosen, "workers": count, "epochs": epochs, "cluster": cluster,
         "batch_size": batch_size, "validation_data": problem.validation_data,
     }  # fmt: skip
+    x, y = problem.x, problem.y
+    if data:
+        x, y = data, None
+        arguments |= {"label": _columns(label), "features": features or None}
     model = problem.make_model()
     if is_plan:
-        plan = api.plan(model, problem.x, problem.y, **arguments)
+        plan = api.plan(model, x, y, **arguments)
         if as_json:
             show_json(plan.to_json())
         else:
             say(plan.explain())
         return
-    run = api.fit(model, problem.x, problem.y, run=name, verbose=2, **arguments).run
+    run = api.fit(model, x, y, run=name, verbose=2, **arguments).run
     say(f"{run.id}: {run.summary().status}")
     if isinstance(run, StoredRun):
         say(f"model: {run.url}/{model_file(run.folder)}")
+
+
+def _columns(names: list[str] | None) -> str | list[str] | None:
+    """Returns one name as it is, so that targets have no axis of columns."""
+    return names[0] if names and len(names) == 1 else names or None

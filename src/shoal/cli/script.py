@@ -55,7 +55,7 @@ class Problem:
     validation_data: Any = None
 
 
-def load_problem(target: str) -> Problem:
+def load_problem(target: str, *, needs_data: bool = True) -> Problem:
     """Runs `script.py:function` and returns the problem that it makes.
 
     The function takes no argument and returns `(make_model, x, y)`,
@@ -63,12 +63,18 @@ def load_problem(target: str) -> Problem:
 
     Args:
         target: A file and one of its functions, "make" when none is named.
+        needs_data: Whether the script must name its data; without it the function may
+            also return `make_model` alone, as `x` of the problem is not used.
 
     Raises:
         ConfigError: The file or function does not exist, raises, or returns something
             else.
     """
     made, path = _made(target, PROBLEM)
+    if not needs_data and callable(made):
+        made = {"make_model": made}
+    if not needs_data and isinstance(made, Mapping):
+        made = {"x": None, **cast(Mapping[str, Any], made)}
     problem = _problem(made, target)
     make_model = problem.make_model
     own = getattr(make_model, "__name__", "make_model")

@@ -63,7 +63,7 @@ class ExchangeMeans:
 
         Args:
             epoch: Its epoch.
-            sums: Sums of the epoch after the exchange, None if they are large.
+            sums: Sums of the epoch after the exchange, or only the first of them.
         """
         if sums is None:
             return {}
@@ -79,7 +79,7 @@ class ExchangeMeans:
             return {
                 name: float(own[total] / own[count])
                 for name, (total, count) in self._places.items()
-                if own[count] > 0
+                if count < own.size and own[count] > 0
             }
 
 

@@ -20,7 +20,13 @@ from shoal.models.losses import has_masks, own_loss_of, symbols, weight_arrays
 from shoal.models.metrics import build_metrics, unmergeable
 from shoal.models.multiplications import multiplications_of
 from shoal.models.trial import try_step
-from shoal.optimizers import normalising, optimizers_of, rate_of, step_of
+from shoal.optimizers import (
+    is_adaptive,
+    normalising,
+    optimizers_of,
+    rate_of,
+    step_of,
+)
 from shoal.vectors import (
     FLOATS,
     exchanged_variables,
@@ -253,6 +259,7 @@ def read_model(
         local_bytes=sum(np.asarray(v.numpy()).nbytes for v in local_variables(model)),
         optimizer=", ".join(type(o).__name__ for o in optimizers_of(model)),
         normalising=normalising(model),
+        is_adaptive=is_adaptive(model),
         reductions=losses.reductions,
         summed=losses.summed,
         odd_losses=losses.odd,

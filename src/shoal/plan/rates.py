@@ -19,32 +19,26 @@ FACTORS: Mapping[str, Callable[[int], float]] = {
 WARMUP_EPOCHS = 1
 """Epochs over which the rate grows to its factor: at once it may leave good weights."""
 
-ADAPTIVE = frozenset(
-    {"Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Lion", "Nadam", "RMSprop"}
-)
-"""Optimizers of Keras that divide a gradient by its size, so that the length of a step
-is their learning rate. A subclass with another name is not known, nor is one within a
-LossScaleOptimizer: their rate stays as it is."""
 
-
-def usual_scale(request: Request, optimizer: str) -> str:
+def usual_scale(request: Request, *, is_adaptive: bool) -> str:
     """Returns the default of `scale_rate`.
 
     Args:
         request: The request.
-        optimizer: Class name of the optimizer.
+        is_adaptive: Whether the learning rate is the length of a step.
 
     Example:
         >>> from shoal.strategies import Downpour, LocalSGD
         >>> asked = [Request(strategy=LocalSGD()), Request(strategy=Downpour())]
-        >>> [usual_scale(request, "Adam") for request in asked]
+        >>> [usual_scale(request, is_adaptive=True) for request in asked]
         ['sqrt', 'none']
     """
-    is_scaled = request.strategy.scales_rate and optimizer in ADAPTIVE
-    return "sqrt" if is_scaled else "none"
+    return "sqrt" if request.strategy.scales_rate and is_adaptive else "none"
 
 
-def choose_rate(request: Request, optimizer: str, workers: int) -> tuple[float, int]:
+def choose_rate(
+    request: Request, workers: int, *, is_adaptive: bool
+) -> tuple[float, int]:
     """Returns the factor of the workers' learning rate, and the epochs until it holds.
 
     A mean of n workers is as little noisy as a step of a batch n times as large, and at
@@ -54,8 +48,8 @@ def choose_rate(request: Request, optimizer: str, workers: int) -> tuple[float, 
 
     Args:
         request: The request.
-        optimizer: Class name of the optimizer.
         workers: Number of workers that will run.
+        is_adaptive: Whether the learning rate is the length of a step.
 
     Raises:
         ConfigError: `scale_rate` is none of `FACTORS`.
@@ -65,11 +59,11 @@ def choose_rate(request: Request, optimizer: str, workers: int) -> tuple[float, 
     Example:
         >>> from shoal.strategies import LocalSGD
         >>> request = Request(strategy=LocalSGD())
-        >>> choose_rate(request, "Adam", workers=4), choose_rate(request, "SGD", 4)
-        ((2.0, 1), (1.0, 0))
+        >>> [choose_rate(request, 4, is_adaptive=known) for known in (True, False)]
+        [(2.0, 1), (1.0, 0)]
     """
     strategy = request.strategy
-    wanted = request.scale_rate or usual_scale(request, optimizer)
+    wanted = request.scale_rate or usual_scale(request, is_adaptive=is_adaptive)
     if wanted == "none":
         return strategy.rate_scaling(workers)
     if wanted not in FACTORS:

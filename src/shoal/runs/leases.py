@@ -1,4 +1,4 @@
-"""Who trains which samples of the open epochs, folded from events. Pure.
+"""Who trains which samples of the last epochs, folded from events. Pure.
 
 The server reports leases about once a second; what is older is corrected by events
 between two reports.
@@ -12,12 +12,14 @@ from typing import Any, TypeAlias, cast, final
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges of positions in an epoch's order, first and behind the last, in order."""
+MOST_ENDED = 10
+"""Epochs that are kept after their end."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class EpochLeases:
-    """The samples of one open epoch.
+    """The samples of one epoch.
 
     Args:
         epoch: Its number from 0.
@@ -25,6 +27,7 @@ class EpochLeases:
         committed: Ranges that are committed.
         leased: Rank -> ranges that it has leased.
         returned: Ranges of lost workers that came back, and are not committed yet.
+        came_back: All ranges of lost workers that came back.
     """
 
     epoch: int
@@ -32,6 +35,7 @@ class EpochLeases:
     committed: Spans = ()
     leased: Mapping[int, Spans] = field(default_factory=dict[int, Spans])
     returned: Spans = ()
+    came_back: Spans = ()
 
     @property
     def leased_rows(self) -> int:
@@ -49,9 +53,19 @@ class EpochLeases:
         return max(0, self.rows - self.committed_rows - self.leased_rows)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether every sample is committed."""
+        return self.committed_rows == self.rows
+
+    @property
     def returned_rows(self) -> int:
-        """Samples that came back."""
+        """Samples that came back and are not committed yet."""
         return rows_of(self.returned)
+
+    @property
+    def came_back_rows(self) -> int:
+        """Samples that came back at any time."""
+        return rows_of(self.came_back)
 
     def without(self, rank: int) -> EpochLeases:
         """Returns the epoch after a worker was lost: its leases came back."""
@@ -59,12 +73,19 @@ class EpochLeases:
         if not lost:
             return self
         leased = {r: spans for r, spans in self.leased.items() if r != rank}
-        return replace(self, leased=leased, returned=joined([*self.returned, *lost]))
+        return replace(
+            self,
+            leased=leased,
+            returned=joined([*self.returned, *lost]),
+            came_back=joined([*self.came_back, *lost]),
+        )
 
 
 @final
 class LeaseFold:
-    """Adds events one by one and keeps the leases of the open epochs.
+    """Adds events one by one and keeps the leases of the last epochs.
+
+    Of an epoch that has ended it keeps what came back from lost workers.
 
     Example:
         >>> fold = LeaseFold()
@@ -78,14 +99,17 @@ class LeaseFold:
 
     def __init__(self) -> None:
         self._open: dict[int, EpochLeases] = {}
+        self._ended: dict[int, EpochLeases] = {}
+        self._forgotten = -1
 
     def epochs(self, *, is_over: bool = False) -> list[EpochLeases]:
-        """Returns the epochs that were open at the last report, in order.
+        """Returns the last epochs, ended ones and those of the last report, in order.
 
         Args:
             is_over: Whether nobody trains any more: what was leased is free.
         """
-        found = [self._open[epoch] for epoch in sorted(self._open)]
+        known = {**self._open, **self._ended}
+        found = [known[epoch] for epoch in sorted(known)]
         return [replace(one, leased={}) for one in found] if is_over else found
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -97,22 +121,32 @@ class LeaseFold:
                 self._open = {
                     one.epoch: _following(one, before.get(one.epoch))
                     for one in map(_read, epochs)
+                    if one.epoch not in self._ended and one.epoch > self._forgotten
                 }
             case "worker_left" | "worker_lost" if "rank" in event:
                 rank = int(event["rank"])
                 self._open = {
                     epoch: one.without(rank) for epoch, one in self._open.items()
                 }
-            case "epoch_ended":
-                one = self._open.get(int(event.get("epoch", -1)))
-                if one is not None:  # shown as complete until the next report
-                    self._open[one.epoch] = EpochLeases(
-                        epoch=one.epoch, rows=one.rows, committed=((0, one.rows),)
-                    )
+            case "epoch_ended" if "epoch" in event:
+                self._end(int(event["epoch"]), int(event.get("samples", 0)))
             case "rollback" | "run_started" | "run_resumed":
-                self._open = {}  # until the server reports again
+                # The server reports again. Ended epochs may be trained once more.
+                first = int(event.get("epoch", 0))
+                ended = {e: one for e, one in self._ended.items() if e < first}
+                self._open, self._ended = {}, ended
+                self._forgotten = min(self._forgotten, first - 1)
             case _:
                 pass
+
+    def _end(self, epoch: int, rows: int) -> None:
+        """Keeps an epoch as complete, also one that no report told of."""
+        one = self._open.pop(epoch, EpochLeases(epoch=epoch, rows=rows))
+        whole = ((0, one.rows),)
+        self._ended[epoch] = replace(one, committed=whole, leased={}, returned=())
+        for old in sorted(self._ended)[:-MOST_ENDED]:
+            del self._ended[old]
+            self._forgotten = old
 
 
 def _read(found: Mapping[str, Any]) -> EpochLeases:
@@ -130,8 +164,10 @@ def _read(found: Mapping[str, Any]) -> EpochLeases:
 
 
 def _following(one: EpochLeases, before: EpochLeases | None) -> EpochLeases:
-    returned = () if before is None else cut(before.returned, one.committed)
-    return replace(one, returned=returned)
+    if before is None:
+        return one
+    returned = cut(before.returned, one.committed)
+    return replace(one, returned=returned, came_back=before.came_back)
 
 
 def _spans(bounds: Sequence[int], rows: int) -> Spans:

@@ -55,7 +55,9 @@ class EpochMetrics:
 
     def logs_of(self, record: Record) -> dict[str, float] | None:
         """Returns the metrics of the epoch after an exchange, None if unknown."""
-        sums = record.sums if record.sums is not None else self._sums.get(record.epoch)
+        sums = record.sums
+        if sums is None or len(sums) < self._states.size:
+            sums = self._sums.get(record.epoch)
         if sums is None:
             return None
         return self._states.results(self._model, self._kept + sums)

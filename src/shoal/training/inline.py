@@ -20,6 +20,7 @@ import numpy.typing as npt
 from shoal.engine.controller.observer import EpochsInOrder, Observer
 from shoal.engine.coordination.instructions import PushMetadata, Respond
 from shoal.engine.coordination.interpreter import Interpreter
+from shoal.engine.coordination.lease_report import LEASES_S, lease_report
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.server.center import Center
 from shoal.engine.server.records import EpochEnd, Record, Rescue
@@ -135,6 +136,7 @@ class InlineCluster(Interpreter):
         )
         self._now, self._samples = 0.0, 0
         self._began = self._flushed = time.monotonic()
+        self._leases_shown = self._began - LEASES_S
         self._is_halted = False
         self._changes = Changes()
 
@@ -170,6 +172,7 @@ class InlineCluster(Interpreter):
             self._carry_out(self._sequencer.ready(worker.rank, worker.incarnation))
         self._open(plan.request.initial_epoch)
         while not self._epochs.are_over:
+            self._observer.on_turn()
             check()
             self._turn()
             self._tell(is_forced=bool(self._ended) or self._observer.hears_steps)
@@ -233,10 +236,20 @@ class InlineCluster(Interpreter):
         self._flushed = now
         sums = {epoch: sums.copy() for epoch, sums in self._metrics.items()}
         self._observer.on_records(records, sums)
+        self._show_leases(now)
         self._take_settings()
         if self._observer.wants_stop and not self._is_halted:
             self._is_halted = True
             self._carry_out(self._sequencer.halt())
+
+    def _show_leases(self, now: float) -> None:
+        """Tells readers of the run who trains which samples, as a server does."""
+        if now - self._leases_shown < LEASES_S:
+            return
+        epochs = lease_report(self._sequencer.ledger)
+        if epochs:
+            self._leases_shown = now
+            self._observer.on_event("leases", epochs=epochs)
 
     def _report_epoch(self, epoch: int) -> None:
         """Does the controller's work when an epoch's last sample is committed."""
@@ -342,7 +355,7 @@ class InlineCluster(Interpreter):
             "t": time.monotonic() - self._began, "rank": worker.rank, "epoch": epoch,
             "samples": rows, "steps": facts.steps, "version": self._sequencer.version,
             "staleness": facts.staleness,
-            "sums": sums.tolist() if sums.size <= SMALL_METRICS else None,
+            "sums": sums[:SMALL_METRICS].tolist(),
         }  # fmt: skip
         self._records.append(
             Record(**record, compute_s=0.0, data_s=0.0, wait_s=0.0, exchange_s=0.0)

@@ -220,17 +220,14 @@ def _train(
 ) -> TrainingResult:
     if ready.plan.strategy.is_independent:
         return train_members(ready, record, context.allocation)
-    if ready.plan.request.cluster == "inline":
-        return inline.train(ready.plan, ready.work, record, ready.options())
-    with (
-        stoppable(record) as look,
-        sampling(record, look) as on_turn,
-        staged(ready.plan, context.allocation) as pool,
-    ):
+    with stoppable(record) as look, sampling(record, look) as on_turn:
         options = replace(ready.options(), on_turn=on_turn)
-        if writer:
-            options = keeping(writer, options)
-        return train(ready.plan, ready.work, record, options, pool or context.pool)
+        if ready.plan.request.cluster == "inline":
+            return inline.train(ready.plan, ready.work, record, options)
+        with staged(ready.plan, context.allocation) as pool:
+            if writer:
+                options = keeping(writer, options)
+            return train(ready.plan, ready.work, record, options, pool or context.pool)
 
 
 def keeping(writer: CheckpointWriter, options: DriverOptions) -> DriverOptions:

@@ -53,7 +53,7 @@ class Bar:
 
 
 def bars_of(epochs: Sequence[EpochLeases]) -> list[Bar]:
-    """Returns the bars of open epochs.
+    """Returns the bars of epochs.
 
     Example:
         >>> leased = {2: ((4, 6),)}
@@ -73,7 +73,7 @@ def _bar(one: EpochLeases) -> Bar:
         parts += _parts(one, f"w{rank % COLOURS}", spans, str(rank))
     parts.sort(key=lambda part: part.x)
     # On top: a range that came back may be leased again.
-    parts += _parts(one, "back", one.returned)
+    parts += _parts(one, "back", one.came_back if one.is_complete else one.returned)
     ranks = sorted(one.leased)
     workers = [(r, rows_of(one.leased[r]), _told(one.leased[r])) for r in ranks]
     return Bar(

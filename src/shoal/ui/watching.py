@@ -87,7 +87,8 @@ class Waker(FileSystemEventHandler):
         if left_s > 0:
             with anyio.move_on_after(left_s):
                 await self._over.wait()
-        self._changed.clear()
+        if not self._over.is_set():
+            self._changed.clear()
         self._waited = time.monotonic()
 
 

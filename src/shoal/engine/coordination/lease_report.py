@@ -9,6 +9,8 @@ from shoal.engine.coordination.ledger import Ledger, Ranges
 
 MOST_NUMBERS = 256
 """Numbers of a report: half of them at most for leases, the rest for what is done."""
+LEASES_S = 1.0
+"""Seconds between two reports, at least."""
 MOST_EPOCHS = 4
 """Open epochs that a report tells of; usually there are one or two."""
 

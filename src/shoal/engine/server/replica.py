@@ -13,7 +13,7 @@ from typing import Any, final
 
 from shoal.engine.coordination.instructions import Instruction, PushMetadata, Respond
 from shoal.engine.coordination.interpreter import Interpreter
-from shoal.engine.coordination.lease_report import lease_report
+from shoal.engine.coordination.lease_report import LEASES_S, lease_report
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.timeouts import LivenessTimeout
 from shoal.engine.server.callback_changes import CallbackChanges
@@ -86,9 +86,6 @@ UNGROUPED = (
     "workers cannot average gradients among themselves; the logs of the workers say "
     "why. From now on the server does it, as with collective='server'."
 )
-
-LEASES_S = 1.0
-"""Seconds between two reports of leases, at least."""
 
 
 @final

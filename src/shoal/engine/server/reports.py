@@ -77,7 +77,8 @@ def read_epoch(
     )
 
 
-SMALL_METRICS = 16  # metric states up to this size are part of every record
+SMALL_METRICS = 16
+"""Numbers of the metric states that are part of every record; the loss comes first."""
 
 
 @final
@@ -124,10 +125,9 @@ class EpochTotals:
         sums = self._sums.setdefault(epoch, np.zeros(self._size))
         sums += weighed(session.buffers.metrics, self._losses, share)
         rows = sum(piece.rows for piece in push.pieces)
-        small = sums.tolist() if sums.size <= SMALL_METRICS else None
         self._records.append(
-            [at, session.rank, epoch, rows,
-             push.steps, version, staleness, *push.times, small]
+            [at, session.rank, epoch, rows, push.steps, version, staleness,
+             *push.times, sums[:SMALL_METRICS].tolist()]
         )  # fmt: skip
 
     def take_records(self) -> tuple[list[list[Any]], bytes]:

@@ -12,6 +12,7 @@ import secrets
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,11 @@ KEY = "new "
 
 DEFAULTS = {
     "script": "", "strategy": "all_reduce", "workers": "auto", "epochs": "1",
-    "batch_size": "", "cluster": "local", "name": "", "root": "",
+    "batch_size": "", "cluster": "local", "name": "", "root": "", "data": "",
+    "label": "", "feature": "",
 }  # fmt: skip
+COLUMNS = ("label", "feature")
+"""Fields of columns, with commas between."""
 
 
 def show_form(site: Site, request: Request) -> Response:
@@ -75,6 +79,7 @@ async def plan(site: Site, request: Request) -> Response:
     values["strategy"] = _merged(values["strategy"], texts)
     wrong = {name: _wrong(site, name, value) for name, value in values.items()}
     wrong = {name: text for name, text in wrong.items() if text}
+    wrong = {**_wrong_columns(values), **wrong}
     if wrong:
         return await run_in_threadpool(_form, site, values, wrong, status=409)
     words = _words(site, values)
@@ -167,7 +172,16 @@ def _words(site: Site, values: Mapping[str, str]) -> list[str]:
     for name in ("strategy", "workers", "epochs", "batch_size", "cluster", "name"):
         if values[name] and values[name] != usual.get(name):
             words += [f"--{name.replace('_', '-')}", values[name]]
+    if values["data"]:
+        words += ["--data", values["data"]]
+    for name in COLUMNS:
+        for column in _columns(values[name]):
+            words += [f"--{name}", column]
     return [*words, "--root", _root(site, values["root"]).folder.url]
+
+
+def _columns(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _wrong(site: Site, name: str, value: str) -> str:
@@ -186,6 +200,10 @@ def _wrong(site: Site, name: str, value: str) -> str:
                 _check_cluster(value)
             case "name":
                 check_name(value or None)
+            case "data":
+                _check_data(site.starter.home, value)
+            case "label" | "feature":
+                _check_columns(name, value)
             case _:
                 _root(site, value)
     except ShoalError as error:
@@ -207,6 +225,42 @@ def _check_script(home: Path, value: str) -> None:
             f"{function!r} is no name of a function. Expected script.py:function. "
             "Leave :function out for make."
         )
+
+
+def _check_data(home: Path, value: str) -> None:
+    """Looks at local files alone: this server asks no other machine for anything."""
+    if value.startswith("-"):
+        raise ConfigError(
+            f"data={value!r} begins with '-'. Expected a path, a glob, or a URL. "
+            f"Write ./{value} for a file of that name."
+        )
+    is_path = value and "://" not in value and not has_magic(value)
+    if is_path and not (home / Path(value).expanduser()).exists():
+        raise ConfigError(
+            f"there is nothing at {value!r} in {home}. Expected files, or a URL such "
+            "as s3://bucket/prefix/. Correct the path."
+        )
+
+
+def _check_columns(name: str, value: str) -> None:
+    for column in _columns(value):
+        if column.startswith("-"):
+            raise ConfigError(
+                f"{name}={column!r} begins with '-'. Expected names of columns, with "
+                "commas between. Pass such a name to shoal.fit in a script."
+            )
+
+
+def _wrong_columns(values: Mapping[str, str]) -> dict[str, str]:
+    """Returns what is wrong with columns that are named without files."""
+    if values["data"]:
+        return {}
+    return {
+        name: f"{name} names columns of files, and data is empty. Expected both. "
+        "Fill data in, or clear this field."
+        for name in COLUMNS
+        if values[name]
+    }
 
 
 def _check_number(name: str, value: str) -> None:
