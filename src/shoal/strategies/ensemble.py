@@ -27,7 +27,8 @@ class Ensemble(ServerStrategy):
 
     Args:
         members: Models to train, at least 1; default None means one per worker.
-        period: Local optimizer steps between two copies, at least 1, default 10.
+        period: Local optimizer steps between two copies, at least 1, or 0 for an
+            epoch; default 10.
 
     Messages: weights up and down, each the model's size in bytes. Stable below
     a learning rate of 2 / L, for curvature L.

@@ -25,8 +25,9 @@ class Single(ServerStrategy):
     and the worker goes on unchanged.
 
     Args:
-        period: Local optimizer steps between two copies to the server, at least 1,
-            default 10. It changes how often progress is committed, not the weights.
+        period: Local optimizer steps between two copies to the server, at least 1, or
+            0 for an epoch; default 10. It changes how often progress is committed, not
+            the weights.
 
     Messages: weights up and down, each the model's size in bytes. Stable below
     a learning rate of 2 / L, for curvature L.
