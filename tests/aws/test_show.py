@@ -14,7 +14,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +91,20 @@ class Show:
     folder: Path
     machines: Machines
     shared: Path
+    ids: set[str] = field(default_factory=set[str])
 
     def shoal(self, *words: str | Path) -> Result:
         said = [str(word) for word in words]
         return CliRunner().invoke(app, said, prog_name="shoal")
 
     def state(self) -> ClusterState:
-        return ClusterStore(os.environ["SHOAL_CLUSTERS"]).get("prod")
+        found = ClusterStore(os.environ["SHOAL_CLUSTERS"]).get("prod")
+        self.ids.add(found.id)
+        return found
+
+    def left(self) -> list[Path]:
+        """Folders of nodes; hosts share /tmp here."""
+        return [p for one in self.ids for p in Path("/tmp").glob(f"shoal-{one}-*")]
 
     def wait_for(self, what: Callable[[], bool], words: str) -> float:
         """Waits until something is so; returns the seconds it took."""
@@ -152,9 +159,14 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Show]:
             }.items():  # fmt: skip
                 monkeypatch.setenv(name, value)
             machines.start(endpoint)
-            yield Show(tmp_path, machines, tmp_path / "shared")
-            machines.close()  # while moto answers
-            server.stdin.close()
+            show = Show(tmp_path, machines, tmp_path / "shared")
+            try:
+                yield show
+            finally:
+                machines.close()  # while moto answers
+                server.stdin.close()
+                for path in show.left():  # a test that failed
+                    shutil.rmtree(path)
     finally:
         machines.close()
 
@@ -275,8 +287,6 @@ def test_the_show(show: Show, capsys: pytest.CaptureFixture[str]) -> None:
     kept = (f"clusters/prod/{before.id}/", "runs/")
     assert [key for key in keys if not key.startswith(kept)] == []
     assert str(show.folder) not in Path("/proc/self/mounts").read_text()
-    left = list(Path("/tmp").glob(f"shoal-{before.id}-*"))
-    for path in left:  # of the host that died; hosts share /tmp here
-        shutil.rmtree(path)
-    assert [path.name for path in left] == [f"shoal-{before.id}-1"]
+    # Of the host that died.
+    assert [path.name for path in show.left()] == [f"shoal-{before.id}-1"]
     s3.close()
