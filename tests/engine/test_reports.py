@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ from shoal.engine.server.center import Center
 from shoal.engine.server.checkpoint import pack_checkpoint, read_checkpoint
 from shoal.engine.server.report_checks import check_report
 from shoal.engine.server.reports import (
+    SMALL_METRICS,
     EpochTotals,
     pack_center,
     read_center,
@@ -129,6 +132,15 @@ PLACES = [(kind, p) for kind, (head, _) in GOOD.items() for p in places(head)]
 @pytest.mark.parametrize("kind", GOOD)
 def test_what_a_server_reports_is_taken(kind: str) -> None:
     receive(*GOOD[kind])
+
+
+def test_records_have_the_first_of_many_metrics() -> None:
+    sizes = replace(SPEC.sizes, metrics=SMALL_METRICS + 9)
+    spec = replace(SPEC, sizes=sizes)
+    for length, is_right in ((SMALL_METRICS, True), (SMALL_METRICS + 9, False)):
+        report = Exchanges(records=[[*RECORD[:-1], [0.0] * length]])
+        with nullcontext() if is_right else pytest.raises(BadFrame, match="sums"):
+            check_report(report, 0, spec)
 
 
 @settings(max_examples=600)

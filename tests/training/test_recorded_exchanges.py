@@ -57,6 +57,21 @@ def test_a_run_records_losses_times_and_rates(
     assert all(event["learning_rate"] > 0 for event in ends)
 
 
+@pytest.mark.process
+def test_exchanges_of_many_metrics_of_processes_have_a_loss(
+    kept: shoal.Session, tmp_path: Path
+):
+    wide = keras.metrics.Precision(np.linspace(0, 1, 200).tolist())
+    history = kept.fit(
+        linear(metrics=[wide]), *line(), epochs=1, batch_size=16, verbose=0,
+        strategy="downpour", workers=2, run=str(tmp_path),
+    )  # fmt: skip
+    records = list(exchange_records(read_events(Folder.at(history.run.url))))
+    total = sum(r["loss"] * r["samples"] for r in records)
+    mean = total / sum(r["samples"] for r in records)
+    assert mean == pytest.approx(history.history["loss"][0], rel=1e-4)
+
+
 def test_times_of_older_runs_are_mended():
     rows = [[0, 1.0], [1, 1.73]]
     event = {"kind": "exchanges", "columns": ["rank", "t"], "rows": rows, "t": 6.86}
