@@ -546,6 +546,7 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
     cluster: str = "local",
     picture: str | os.PathLike[str] | None = None,
     run: str | os.PathLike[str] | bool | None = False,
+    verbose: int = 0,
 ) -> Comparison:
     """Trains a new model with each strategy on the same samples, beside plain Keras.
 
@@ -572,6 +573,7 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
             none. A picture that fails in the end is a warning: the results are
             returned.
         run: Records, as for `fit`; default False keeps none.
+        verbose: 1 writes a line to standard error as each training begins, 0 none.
 
     Returns:
         The comparison: `rows`, `table()`, `to_json()` and `plot(path)`.
@@ -592,8 +594,13 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
         >>> [(row["strategy"], row["workers"]) for row in found.rows]
         [('single', 1), ('local_sgd', 2)]
     """
+    from shoal.terminal import say
     from shoal.training import comparing
     from shoal.training.comparison import check_picture
+
+    def tell(text: str) -> None:
+        if verbose:
+            say(text, err=True)
 
     if picture is not None:
         check_picture(picture)
@@ -609,7 +616,7 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
         run=run,
     )
     found = comparing.compare(
-        task, fit, strategies=strategies, workers=workers, seeds=seeds
+        task, fit, strategies=strategies, workers=workers, seeds=seeds, tell=tell
     )
     if picture is not None:
         try:

@@ -106,6 +106,7 @@ def test_compare(shoal: Shoal, compared: list[dict], script: Callable[..., Path]
     assert call["strategies"][0].period == 20
     assert (call["workers"], call["epochs"]) == (2, 3)
     assert (call["validation_data"], call["run"], call["seeds"]) == (None, False, 1)
+    assert call["verbose"] == 1
 
 
 @pytest.fixture
@@ -363,6 +364,7 @@ def test_an_error_of_make_model_is_the_users_own(shoal: Shoal, script):
     done = shoal("compare", path)
     assert done.exit_code == 2
     assert done.stderr == (
+        "1 of 2: single (plain Keras)\n"
         f"ConfigError: build of {path} raised IndexError: pop from empty list "
         f"({path}:{line}, in build: `return [].pop()`). "
         "Expected it to run and to give a compiled model. "

@@ -212,7 +212,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     head = NodeState(number=0, address="node-a", python=sys.executable)
     store = ClusterStore(str(tmp_path / "clusters"))
     store.write(state.model_copy(update={"nodes": (head,), "hosts": hosts, "port": 1}))
-    folder = tmp_path / ".shoal" / "jobs" / "2026-11-21-go-a3f"
+    folder = tmp_path / ".shoal" / "jobs" / "2026-11-21-shoal-fit-a3f"
     folder.mkdir(parents=True)
     record = {"script": HOSTILE, "arguments": [HOSTILE], "began": 1.7e9, "pids": {}}
     (folder / "job.json").write_text(json.dumps(record))

@@ -139,17 +139,20 @@ def test_the_command_for_the_head_of_a_cluster(
     assert way.address == "node-a"
     assert command == [*words, "2026-11-21-a", "--root", "/all"]
     sent = Job(
-        id="2026-11-21-go-on-b7", state="running", script="go_on.py", log="/jobs/7/log"
+        id="2026-11-21-shoal-fit-b7",
+        state="running",
+        script="shoal_fit.py",
+        log="/jobs/7/log",
     )
     other = replace(sent, id="2026-11-21-train-c1", script="train.py")
     monkeypatch.setattr(Jobs, "list", lambda _: [sent, other])
-    _, command = on_head("lab", ["runs", "status"], "2026-11-21-go", None)
+    _, command = on_head("lab", ["runs", "status"], "2026-11-21-shoal", None)
     assert command == [*words, "/jobs/7/files/run"]
     _, command = on_head("lab", ["runs", "status"], "2026-11-21-train", None)
     assert command == [*words, "2026-11-21-train", "--root", "/mnt/all/shoal-runs"]
     url = "s3://bucket/runs/2026-11-21-higgs-d4"
     monkeypatch.setattr(Jobs, "list", lambda _: [replace(sent, arguments=(url,))])
-    _, command = on_head("lab", ["runs", "status"], "2026-11-21-go", None)
+    _, command = on_head("lab", ["runs", "status"], "2026-11-21-shoal", None)
     assert command == [*words, url]
 
 

@@ -51,7 +51,7 @@ def test_an_id_cannot_address_another_folder(name: str, tmp_path: Path) -> None:
 
 
 def test_the_id_of_a_job_is_the_name_of_its_folder(tmp_path: Path) -> None:
-    folder = jobs_folder(str(tmp_path)) / "2026-11-21-go-a3f"
+    folder = jobs_folder(str(tmp_path)) / "2026-11-21-shoal-fit-a3f"
     folder.mkdir(parents=True, mode=0o700)
     record = {"id": "../../..", "script": "go.py", "began": 1.0, "pids": {}}
     (folder / "job.json").write_text(json.dumps(record))

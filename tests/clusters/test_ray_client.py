@@ -37,7 +37,7 @@ GIVEN: dict[str, Any] = {"workers": 2, "strategy": "aeasgd", "batch_size": 8,
 
 def sent(folder: Path, code: str) -> tuple[JobActor, str]:
     """A job actor that was given a script and a folder beside it."""
-    script, beside = folder / "go_on.py", folder / "run"
+    script, beside = folder / "shoal_fit.py", folder / "run"
     script.write_text(code)
     beside.mkdir()
     (beside / "plan.json").write_text("{}")
@@ -55,7 +55,7 @@ def test_a_job_actor_keeps_output_and_results(tmp_path: Path) -> None:
     job_actor.start(script, ["s3://b/r"], {"MARK": "a"})
     assert job_actor._process is not None
     job_actor._process.wait()
-    assert job_actor.state()[:3] == ("failed (1)", "go_on.py", ("s3://b/r",))
+    assert job_actor.state()[:3] == ("failed (1)", "shoal_fit.py", ("s3://b/r",))
     assert job_actor.read(0, 7) == b"here a\n"
     assert b"ZeroDivisionError" in job_actor.read(7, 1 << 20)
     size = job_actor.pack("run")
@@ -88,7 +88,7 @@ def test_a_job_actor_ends_a_job_and_its_processes(tmp_path: Path) -> None:
 
 
 def test_jobs_are_found_by_the_beginning_of_their_id() -> None:
-    listed = ["2026-11-23-go-on-a3", "2026-11-23-go-on-b7"]
+    listed = ["2026-11-23-shoal-fit-a3", "2026-11-23-shoal-fit-b7"]
     with pytest.raises(ConfigError, match="the beginning of several jobs"):
         pick(listed, "2026", "lab")
     with pytest.raises(ConfigError, match="shoal jobs --cluster lab"):

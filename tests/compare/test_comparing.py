@@ -56,9 +56,15 @@ def test_rows_hold_each_setting_once_beside_the_baseline() -> None:
     x, y = data()
     task = Task(make_model=make_model, x=x, y=y, epochs=2, f1="binary")
     chosen = ["single", "local_sgd", "aeasgd:period=4"]
+    told: list[str] = []
     found = comparing.compare(
-        task, fit, strategies=chosen, workers=[1, 3], seeds=[4, 8]
+        task, fit, strategies=chosen, workers=[1, 3], seeds=[4, 8], tell=told.append
     )
+    assert (told[0], told[4]) == (
+        "1 of 10: single (plain Keras)",
+        "5 of 10: aeasgd:period=4",
+    )
+    assert (len(told), told[5]) == (10, "6 of 10: single (plain Keras)")
     expected = [
         [(name, count, seed) for name in chosen[1:] for count in (1, 3)]
         for seed in (4, 8)

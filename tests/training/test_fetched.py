@@ -15,7 +15,7 @@ from shoal.errors import ClusterError, DataError
 from shoal.runs.store import create
 from shoal.training.remote_fit import Sent, finish
 
-JOB = Job(id="2026-11-21-go-a3f", state="done", script="go_on.py")
+JOB = Job(id="2026-11-21-shoal-fit-a3f", state="done", script="shoal_fit.py")
 
 
 class Host:

@@ -55,11 +55,11 @@ class Away:
             raise ClusterError("the head refuses")
         assert script.name == SENT_SCRIPT
         self.arguments, self.beside = arguments, [path.name for path in beside]
-        return "2026-11-26-go-on-b7c"
+        return "2026-11-26-shoal-fit-b7c"
 
     def find(self, said: str) -> Job:
         return Job(
-            id="2026-11-26-go-on-b7c", state=self.state, script=SENT_SCRIPT,
+            id="2026-11-26-shoal-fit-b7c", state=self.state, script=SENT_SCRIPT,
             arguments=tuple(self.arguments),
         )  # fmt: skip
 

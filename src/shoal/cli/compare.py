@@ -87,6 +87,7 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
         seeds=seeds,
         validation_data=problem.validation_data,
         run=_run(root),
+        verbose=1,
     )
     _show(comparison, as_json, plot)
 

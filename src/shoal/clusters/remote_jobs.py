@@ -15,7 +15,7 @@ from shoal.runs.claim import slug
 from shoal.runs.folder import SCHEME
 
 RUNNING, DONE = "running", "done"
-SENT_SCRIPT, SENT_RUN = "go_on.py", "run"
+SENT_SCRIPT, SENT_RUN = "shoal_fit.py", "run"
 """Names in the job of a sent `fit`: its script, and the folder beside it."""
 
 Tell: TypeAlias = Callable[[int, int], None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, final
 
@@ -79,6 +80,7 @@ def compare(
     strategies: Sequence[str | Strategy],
     workers: Workers | Sequence[Workers],
     seeds: int | Sequence[int] = 1,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Trains a fresh model with each strategy, and with plain Keras.
 
@@ -88,6 +90,7 @@ def compare(
         strategies: Names, names with parameters, or objects.
         workers: A number of workers, or several to try each.
         seeds: The number of seeds, counted from 0, or the seeds themselves.
+        tell: Called with a line of text as each training begins.
 
     Raises:
         ConfigError: There is nothing to compare, a strategy is unknown, or a number of
@@ -108,14 +111,18 @@ def compare(
     for count in counts:
         if count != "auto":
             read_workers(count)
-    entries: list[ComparisonEntry] = []
+    jobs: list[tuple[str, Callable[[], ComparisonEntry]]] = []
     for seed in drawn:
-        entries.append(train_baseline(task, seed))
-        entries += [
-            train_one(task, fit, strategy, count, seed)
+        jobs.append((f"{BASELINE} (plain Keras)", partial(train_baseline, task, seed)))
+        jobs += [
+            (spell(strategy), partial(train_one, task, fit, strategy, count, seed))
             for strategy in chosen
             for count in counts
         ]
+    entries: list[ComparisonEntry] = []
+    for number, (name, train) in enumerate(jobs, start=1):
+        tell(f"{number} of {len(jobs)}: {name}")
+        entries.append(train())
     return Comparison(entries=tuple(entries))
 
 
