@@ -127,6 +127,7 @@ useradd --non-unique --uid 0 --gid 0 --create-home --shell /bin/bash \
     --password '*' ec2-user
 install -d -m 700 /home/ec2-user/.ssh
 cp {folder}/key.pub /home/ec2-user/.ssh/authorized_keys
+cp /etc/environment /home/ec2-user/.ssh/environment  # PAM, which is off, reads it
 cat >sshd_config <<CONFIG
 Include /etc/ssh/sshd_config.d/*.conf
 HostKey /etc/ssh/ssh_host_ed25519_key
@@ -135,7 +136,9 @@ UsePAM no
 StrictModes no
 PermitRootLogin prohibit-password
 PasswordAuthentication no
+PermitUserEnvironment yes
 CONFIG
+install -d -m 755 /run/sshd
 {python} {folder}/metadata.py >{folder}/metadata &
 while ! grep -q ready {folder}/metadata; do :; done
 /usr/sbin/sshd -D -e -f {folder}/sshd_config 2>{folder}/sshd.log &

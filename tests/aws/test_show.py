@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 LIMIT_S = 240.0
-IMAGES, EPOCHS = 1000, 12
+IMAGES, EPOCHS = 1000, 20
 
 MODEL = """
 import keras
@@ -47,8 +47,9 @@ from shoal.easydist import ExecutionEnvironment
 
 model = keras.Sequential([
     keras.Input((32, 32, 3)),
-    keras.layers.Conv2D(8, 3, strides=2, activation="relu"),
-    keras.layers.Flatten(),
+    keras.layers.Conv2D(64, 3, activation="relu"),  # large, so that an epoch lasts
+    keras.layers.Conv2D(64, 3, strides=2, activation="relu"),
+    keras.layers.GlobalAveragePooling2D(),
     keras.layers.Dense(10, activation="softmax"),
 ], name="cifar")
 model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -58,7 +59,6 @@ ExecutionEnvironment(
 """
 
 PREPROCESSING = """
-import time
 import numpy as np
 from PIL import Image
 
@@ -68,14 +68,13 @@ NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 
 class Preprocessing:
     def preprocess(self, keys, objects):
-        time.sleep(0.01 * len(keys))  # so that an epoch lasts
         x = np.stack([np.asarray(Image.open(one), "float32") / 255 for one in objects])
         y = np.array([NAMES.index(key.split("/")[-2]) for key in keys])
         return x, y, len(x)
 """
 
 SETUP = """#!/bin/bash
-echo 'export AWS_ENDPOINT_URL={endpoint}' >>/etc/profile.d/shoal.sh
+touch /opt/is-set-up
 """
 
 
@@ -198,7 +197,7 @@ def _lists(show: Show, path: str) -> list[str]:
 def test_the_show(show: Show, capsys: pytest.CaptureFixture[str]) -> None:
     _upload(show)
     setup = show.folder / "setup.sh"
-    setup.write_text(SETUP.format(endpoint=show.machines.endpoint))
+    setup.write_text(SETUP)
     file = write(
         show.folder,
         workers={"type": "m5.large", "count": 2, "min": 1, "disk_gib": 20},
