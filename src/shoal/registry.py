@@ -27,7 +27,7 @@ def did_you_mean(kind: str, name: str, known: Iterable[str]) -> str:
           Known: adag, easgd.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.55)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {name!r}.{hint}\n  Known: {', '.join(names) or 'none'}."
 
