@@ -118,8 +118,7 @@ def normalising(model: Any) -> tuple[str, ...]:
         ('AdamW',)
     """
     kinds = _kinds(NORMALISING)
-    updating = [leaf for one in optimizers_of(model) for leaf in leaves(one)]
-    names = [type(leaf).__name__ for leaf in updating if isinstance(leaf, kinds)]
+    names = [type(o).__name__ for o in _updating(model) if isinstance(o, kinds)]
     return tuple(dict.fromkeys(names))
 
 
@@ -134,8 +133,12 @@ def is_adaptive(model: Any) -> bool:
         True
     """
     kinds = _kinds(ADAPTIVE)
-    updating = [leaf for one in optimizers_of(model) for leaf in leaves(one)]
-    return bool(updating) and all(isinstance(leaf, kinds) for leaf in updating)
+    updating = _updating(model)
+    return bool(updating) and all(isinstance(o, kinds) for o in updating)
+
+
+def _updating(model: Any) -> list[Any]:
+    return [leaf for one in optimizers_of(model) for leaf in leaves(one)]
 
 
 def _kinds(names: Sequence[str]) -> tuple[type, ...]:

@@ -26,15 +26,13 @@ class EpochLeases:
         rows: Its samples.
         committed: Ranges that are committed.
         leased: Rank -> ranges that it has leased.
-        returned: Ranges of lost workers that came back, and are not committed yet.
-        came_back: All ranges of lost workers that came back.
+        came_back: Ranges of lost workers that came back, committed since or not.
     """
 
     epoch: int
     rows: int
     committed: Spans = ()
     leased: Mapping[int, Spans] = field(default_factory=dict[int, Spans])
-    returned: Spans = ()
     came_back: Spans = ()
 
     @property
@@ -58,6 +56,11 @@ class EpochLeases:
         return self.committed_rows == self.rows
 
     @property
+    def returned(self) -> Spans:
+        """Ranges that came back and are not committed yet."""
+        return cut(self.came_back, self.committed)
+
+    @property
     def returned_rows(self) -> int:
         """Samples that came back and are not committed yet."""
         return rows_of(self.returned)
@@ -73,12 +76,7 @@ class EpochLeases:
         if not lost:
             return self
         leased = {r: spans for r, spans in self.leased.items() if r != rank}
-        return replace(
-            self,
-            leased=leased,
-            returned=joined([*self.returned, *lost]),
-            came_back=joined([*self.came_back, *lost]),
-        )
+        return replace(self, leased=leased, came_back=joined([*self.came_back, *lost]))
 
 
 @final
@@ -100,7 +98,6 @@ class LeaseFold:
     def __init__(self) -> None:
         self._open: dict[int, EpochLeases] = {}
         self._ended: dict[int, EpochLeases] = {}
-        self._forgotten = -1
 
     def epochs(self, *, is_over: bool = False) -> list[EpochLeases]:
         """Returns the last epochs, ended ones and those of the last report, in order.
@@ -116,12 +113,12 @@ class LeaseFold:
         """Adds the next event."""
         match event.get("kind"):
             case "leases":
-                before = self._open
+                before, last = self._open, max(self._ended, default=-1)
                 epochs = cast("list[dict[str, Any]]", event.get("epochs", ()))
                 self._open = {
                     one.epoch: _following(one, before.get(one.epoch))
                     for one in map(_read, epochs)
-                    if one.epoch not in self._ended and one.epoch > self._forgotten
+                    if one.epoch > last  # they end in their order
                 }
             case "worker_left" | "worker_lost" if "rank" in event:
                 rank = int(event["rank"])
@@ -135,7 +132,6 @@ class LeaseFold:
                 first = int(event.get("epoch", 0))
                 ended = {e: one for e, one in self._ended.items() if e < first}
                 self._open, self._ended = {}, ended
-                self._forgotten = min(self._forgotten, first - 1)
             case _:
                 pass
 
@@ -143,10 +139,9 @@ class LeaseFold:
         """Keeps an epoch as complete, also one that no report told of."""
         one = self._open.pop(epoch, EpochLeases(epoch=epoch, rows=rows))
         whole = ((0, one.rows),)
-        self._ended[epoch] = replace(one, committed=whole, leased={}, returned=())
+        self._ended[epoch] = replace(one, committed=whole, leased={})
         for old in sorted(self._ended)[:-MOST_ENDED]:
             del self._ended[old]
-            self._forgotten = old
 
 
 def _read(found: Mapping[str, Any]) -> EpochLeases:
@@ -164,10 +159,7 @@ def _read(found: Mapping[str, Any]) -> EpochLeases:
 
 
 def _following(one: EpochLeases, before: EpochLeases | None) -> EpochLeases:
-    if before is None:
-        return one
-    returned = cut(before.returned, one.committed)
-    return replace(one, returned=returned, came_back=before.came_back)
+    return one if before is None else replace(one, came_back=before.came_back)
 
 
 def _spans(bounds: Sequence[int], rows: int) -> Spans:

@@ -24,7 +24,7 @@ class Record(NamedTuple):
         data_s: Seconds of reading data.
         wait_s: Seconds of waiting for work, such as at the end of an epoch.
         exchange_s: Seconds of the exchange before it, waiting for a round included.
-        sums: The first metric states of the epoch so far; None of older servers.
+        sums: The first metric states of the epoch so far; None if unknown.
     """
 
     t: float
