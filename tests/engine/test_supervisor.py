@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.engine.controller.start_progress import MOST_TIMES, STILL_S
-from shoal.engine.controller.supervisor import WorkerSupervisor
+from shoal.engine.controller.supervisor import LAST_WORDS_S, WorkerSupervisor
 from shoal.engine.coordination.restart_policy import SETTLED_S, RestartPolicy
 from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.heartbeat import start_limit_s
@@ -41,6 +41,34 @@ def test_workers_that_end_with_their_server_do_not_count_as_lost() -> None:
     supervisor.give(2, lambda hint, token: spec)
     assert list(supervisor.watch()) == ["s"]
     assert told == []
+
+
+def test_a_worker_that_ends_before_its_servers_end_is_seen_is_not_lost() -> None:
+    """Its own end comes first; that of a server is read from the connection then."""
+    stand = begun()
+    stand.ended["w1"] = Exit(name="w1", code=0, reason="exited")
+    stand.supervisor.watch()
+    assert stand.supervisor.has_ended
+    assert stand.reasons() == []
+    stand.supervisor.recall()  # the server was lost
+    stand.watch(5.0)
+    assert stand.reasons() == []
+
+
+def test_a_worker_that_ended_is_lost_when_no_message_is_left() -> None:
+    stand = begun()
+    stand.ended["w1"] = Exit(name="w1", code=0, reason="exited")
+    for _ in range(3):
+        stand.supervisor.watch(is_idle=False)
+    assert stand.reasons() == []
+    stand.supervisor.watch()
+    assert stand.reasons() == ["exited"]
+    # Messages of many workers may leave no moment without one.
+    stand.ended["w2"] = Exit(name="w2", code=0, reason="exited")
+    stand.supervisor.watch(is_idle=False)
+    stand.clock.now += LAST_WORDS_S + 0.1
+    stand.supervisor.watch(is_idle=False)
+    assert stand.reasons() == ["exited", "exited"]
 
 
 # ------------------------------------------------ who starts late, or never
@@ -120,7 +148,7 @@ class Stand:
         return [fields["reason"] for kind, fields in self.told if kind == "worker_lost"]
 
 
-def begun(monkeypatch: pytest.MonkeyPatch) -> Stand:
+def begun() -> Stand:
     """Two workers, one of which works after 2 s."""
     stand = Stand()
     stand.watch(2.0)
@@ -128,9 +156,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Stand:
     return stand
 
 
-def test_a_worker_that_never_starts_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_that_never_starts_is_replaced() -> None:
     """Once others have shown how long a start takes; before, no limit is known."""
     stand = Stand()
     stand.watch(100.0)
@@ -176,9 +202,7 @@ def test_a_start_that_computes_for_ever_ends() -> None:
     assert stand.made == 3
 
 
-def test_a_worker_that_waits_for_room_is_not_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_that_waits_for_room_is_not_dropped() -> None:
     """Its launcher decides how long it may wait."""
     stand = Stand()
     stand.waiting.add("w2")
@@ -191,18 +215,14 @@ def test_a_worker_that_waits_for_room_is_not_dropped(
     assert len(stand.reasons()) == 1
 
 
-def test_a_worker_that_joined_and_never_works_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stand = begun(monkeypatch)
+def test_a_worker_that_joined_and_never_works_is_replaced() -> None:
+    stand = begun()
     stand.supervisor.joined(joined("w2", 1))
     stand.watch(20.0)
     assert [reason.partition(":")[0] for reason in stand.reasons()] == ["hung"]
 
 
-def test_a_warm_process_has_a_shorter_start_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_warm_process_has_a_shorter_start_limit() -> None:
     """It has imported all it needs: its start takes no longer than that of others."""
     stand = Stand(workers=1)
     stand.watch(11.0)
@@ -217,9 +237,7 @@ def test_a_warm_process_has_a_shorter_start_limit(
     assert stand.made == 3
 
 
-def test_a_session_knows_how_long_a_process_takes_to_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_knows_how_long_a_process_takes_to_start() -> None:
     """Workers of this run were started before; the next one was not."""
     stand = Stand(workers=1)
     stand.longest_join_s = 4.0  # in the run before
@@ -232,9 +250,7 @@ def test_a_session_knows_how_long_a_process_takes_to_start(
     assert stand.reasons()[1].startswith("hung: not ready after 21")
 
 
-def test_workers_of_a_session_may_take_as_long_as_the_model_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_of_a_session_may_take_as_long_as_the_model_needs() -> None:
     """Their processes run already, but the time to compile this model is not known."""
     stand = Stand()
     stand.longest_join_s, stand.warm = 0.2, {"w1", "w2"}
@@ -255,13 +271,11 @@ def test_a_worker_that_was_silent_as_its_node_is_lost_has_that_reason(
     stand.watch(3.0)
     reason = "node b is gone: it has said nothing for 6 s"
     stand.ended["w1"] = Exit(name="w1", code=-9, reason=reason, is_lost=True)
-    stand.watch(0.1)
+    stand.watch(0.3)
     assert stand.reasons() == [reason]
 
 
-def test_a_start_reported_after_a_pause_counts_without_the_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_start_reported_after_a_pause_counts_without_the_pause() -> None:
     """A callback took five minutes, and the worker had begun before."""
     stand = Stand()
     stand.watch(2.0)
@@ -270,11 +284,9 @@ def test_a_start_reported_after_a_pause_counts_without_the_pause(
     assert stand.supervisor.start_limit_s == pytest.approx(start_limit_s(2.0))
 
 
-def test_a_pause_of_the_controller_drops_no_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pause_of_the_controller_drops_no_worker() -> None:
     """A callback took an hour; the worker may have reported meanwhile."""
-    stand = begun(monkeypatch)
+    stand = begun()
     stand.clock.now += 3600.0
     stand.watch(1.0)
     stand.works("w2", 1)
@@ -282,9 +294,7 @@ def test_a_pause_of_the_controller_drops_no_worker(
     assert stand.reasons() == []
 
 
-def test_a_rank_waits_longer_until_its_process_has_worked_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_waits_longer_until_its_process_has_worked_for_a_while() -> None:
     stand = Stand(workers=1)
     waits = list[float]()
     for life_s in (1.0, 1.0, 1.0, 1.0, SETTLED_S + 1.0):
@@ -301,7 +311,7 @@ def test_a_rank_waits_longer_until_its_process_has_worked_for_a_while(
 # ---------------------------------------------- who comes when there is room
 
 
-def grown(monkeypatch: pytest.MonkeyPatch) -> Stand:
+def grown() -> Stand:
     """One worker that works, and two more for which there is no room yet."""
     stand = Stand(workers=1, growth=2)
     stand.watch(2.0)
@@ -310,10 +320,8 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> Stand:
     return stand
 
 
-def test_an_awaited_worker_gets_its_spec_when_there_is_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stand = grown(monkeypatch)
+def test_an_awaited_worker_gets_its_spec_when_there_is_room() -> None:
+    stand = grown()
     assert (stand.given, stand.reasons()) == (["w1"], [])
     assert stand.supervisor.living() == ["w1"]
     stand.waiting.remove("later-2")
@@ -327,10 +335,8 @@ def test_an_awaited_worker_gets_its_spec_when_there_is_room(
     assert stand.given == ["w1", "later-2", "w2"]
 
 
-def test_an_awaited_worker_that_never_starts_does_not_count_as_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stand = grown(monkeypatch)
+def test_an_awaited_worker_that_never_starts_does_not_count_as_lost() -> None:
+    stand = grown()
     stand.stop("later-1")
     stand.watch(1.0)
     text = "later-1 does not join: killed by SIGKILL"
@@ -339,10 +345,8 @@ def test_an_awaited_worker_that_never_starts_does_not_count_as_lost(
 
 
 @pytest.mark.parametrize("end", ["recall", "dismiss"])
-def test_awaited_workers_are_stopped_at_the_end_of_the_run(
-    monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    stand = grown(monkeypatch)
+def test_awaited_workers_are_stopped_at_the_end_of_the_run(end: str) -> None:
+    stand = grown()
     getattr(stand.supervisor, end)()
     assert {"later-1", "later-2"} <= stand.ended.keys()
     stand.waiting.clear()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from shoal.engine.controller.checkpoint_schedule import CheckpointSchedule
-from shoal.engine.controller.inbox import Inbox
+from shoal.engine.controller.inbox import POLL_S, Inbox
 from shoal.engine.controller.observer import EpochsInOrder, Observer
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.controller.resume_point import ResumePoint
@@ -210,11 +210,11 @@ class Controller:
         check()
         if self._gone is not None:
             raise self._gone
-        message = self._inbox.next()
+        message = self._inbox.next(0.0 if self._supervisor.has_ended else POLL_S)
         if message is not None:
             self._hear(*message)
         if not self._epochs.are_over:
-            self._watch()
+            self._watch(is_idle=message is None)
             if self._schedule.is_due:
                 self._checkpoint()
 
@@ -222,9 +222,10 @@ class Controller:
         """Requests all that another server needs; it comes when it is ready."""
         self._command(self._schedule.request(self._clock()))
 
-    def _watch(self) -> None:
+    def _watch(self, *, is_idle: bool = True) -> None:
         check()
-        self._servers.look(self._supervisor.watch(), self._supervisor.start_limit_s)
+        exits = self._supervisor.watch(is_idle=is_idle)
+        self._servers.look(exits, self._supervisor.start_limit_s)
 
     def _hear(self, report: Report, body: memoryview) -> None:
         match report:

@@ -30,15 +30,18 @@ class Inbox:
         self._servers, self._watch = servers, watch
         self._put_aside: deque[Message] = deque()
 
-    def next(self) -> Message | None:
-        """Returns the next message, None if none comes for a moment.
+    def next(self, timeout_s: float = POLL_S) -> Message | None:
+        """Returns the next message, None if none comes in time.
+
+        Args:
+            timeout_s: Limit of the wait.
 
         Raises:
             ServerGone: A server is lost.
         """
         if self._put_aside:
             return self._put_aside.popleft()
-        return self._servers.receive(POLL_S)
+        return self._servers.receive(timeout_s)
 
     def wait_for(self, kind: type[R], timeout_s: float) -> tuple[R, memoryview] | None:
         """Waits for a report of one kind; other messages are handled later.

@@ -84,6 +84,7 @@ class WorkerSupervisor:
         self._make_spec: Callable[[int, str], WorkerSpec] | None = None
         self._processes: dict[str, WorkerProcess] = {}
         self._ended: dict[str, Exit] = {}
+        self._ended_since = 0.0
         self._due: list[tuple[float, WorkerProcess]] = []
         self._awaited: dict[str, int] = {}
         self._spares, self._restarts = spares, 0
@@ -200,10 +201,18 @@ class WorkerSupervisor:
         """Tokens of all workers whose process lives, as far as known."""
         return [token for token in self._processes if token not in self._ended]
 
-    def watch(self) -> dict[str, Exit]:
+    @property
+    def has_ended(self) -> bool:
+        """Whether a worker has ended that does not count as lost yet."""
+        return bool(self._ended)
+
+    def watch(self, *, is_idle: bool = True) -> dict[str, Exit]:
         """Looks after processes; returns exits of those that are not workers.
 
         Workers that ended with their server do not count as lost.
+
+        Args:
+            is_idle: Whether no message of a server was left before this look.
 
         Raises:
             WorkerLost: Too many are lost.
@@ -216,10 +225,16 @@ class WorkerSupervisor:
         exits = self._pool.poll()
         self._welcome(exits)
         others = {t: exits[t] for t in exits.keys() - self._processes.keys()}
+        # A worker ends by itself when a server is lost, and its end may be seen before
+        # that of the server. So it counts at a later look, when all that the servers
+        # had sent was read, and with it the end of a connection.
+        before, is_late = list(self._ended), now - self._ended_since > LAST_WORDS_S
+        if not before:
+            self._ended_since = now
         self._ended |= {token: exits[token] for token in exits.keys() & self._processes}
         if others:  # the server comes first
             return others
-        for token in list(self._ended):
+        for token in before if is_idle or is_late else ():
             gone, process = self._ended.pop(token), self._processes.pop(token)
             if not self._is_dismissed:
                 self._lost(process, gone)
