@@ -39,7 +39,8 @@ def test_list_as_json(shoal: Shoal, make_run: MakeRun):
     run = make_run()
     (found,) = json.loads(shoal("runs", "--json").stdout)
     assert set(found) == {
-        "id", "name", "status", "strategy", "workers", "started", "seconds", "url",
+        "id", "name", "status", "strategy", "setting", "workers", "started",
+        "seconds", "url",
     }  # fmt: skip
     assert (found["id"], found["name"], found["workers"]) == (run.id, "higgs", 2)
 

@@ -20,9 +20,9 @@ from shoal.errors import ConfigError, DataError, ShoalWarning
 from shoal.runs.catalogue import read_summary
 from shoal.runs.store import create
 from shoal.runs.summary import RunSummary
-from shoal.strategies import get
+from shoal.strategies import get, spell
 from shoal.training import comparing
-from shoal.training.comparing import Task, spell
+from shoal.training.comparing import Task
 from shoal.training.comparison import COLUMNS, Comparison, ComparisonEntry, Point
 from shoal.training.f1 import f1_of
 from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
@@ -289,3 +289,22 @@ def test_runs_that_stand_are_compared(tmp_path: Path):
     assert found.entries[1].metrics == {"loss": 1.0}
     assert found.rows[0]["samples_per_s"] > 0
     assert Comparison.of_runs([RunSummary()]).rows[0]["samples_per_s"] == 0.0
+
+
+def test_runs_that_stand_have_their_parameters_and_their_seed() -> None:
+    ends = ({"epoch": 0, "seconds": 2.0, "samples": 100.0},)
+    runs = [
+        RunSummary(
+            strategy=setting.partition(":")[0], setting=setting, seed=seed, workers=2,
+            seconds=seconds, samples_committed=100, epoch_ends=ends,
+        )
+        for setting, seed, seconds in [
+            ("single", 1, 4.0), ("single", 2, 2.0), ("adag:period=7", 2, 1.0),
+            ("adag", 3, 1.0), ("adag", None, 1.0),
+        ]
+    ]  # fmt: skip
+    rows = Comparison.of_runs(runs).rows
+    assert [row["seed"] for row in rows] == [1, 2, 2, 3, 0]
+    assert rows[2]["strategy"] == "adag:period=7"
+    assert rows[2]["ratio"] == 2.0  # 100 a second to 50, of single with the same seed
+    assert rows[3]["ratio"] == round(100 / 37.5, 3)  # of the mean of both

@@ -271,6 +271,30 @@ def test_new_lines_of_logs_are_sent(serving: Serving, root: Path):
     assert last["is_over"]
 
 
+def test_lines_of_all_logs_come_in_the_order_in_which_they_were_written(
+    serving: Serving, root: Path
+):
+    with create(str(root), "fish") as run:
+        run.event("run_started", strategy="adag", workers=2, rows=640, epochs=2)
+        for name, text in (("0", "a\nd\n"), ("1", "b\nc\ne\n")):
+            run.folder.write(f"experiments/worker-{name}.log", text.encode())
+        for sizes in ({0: 2}, {1: 4}, {0: 4}):
+            run.event("log_sizes", sizes=sizes)
+        run.finish("finished")
+    served = serving.start(root)
+    page = f"/runs/runs/{run.id}/logs"
+    found = re.findall(
+        r'data-rank="(\d)".*?(<time.*?</time>)?\s<span>(.)</span>',
+        served.ask(page).text,
+    )
+    assert [(rank, text) for rank, _, text in found] == [
+        ("0", "a"), ("1", "b"), ("1", "c"), ("0", "d"), ("1", "e")
+    ]  # fmt: skip
+    assert [bool(at) for _, at, _ in found] == [True] * 4 + [False]
+    new = json.loads(served.ask(f"{page}/new?ends=&rank=0").text)
+    assert [bool(line["time"]) for line in new["lines"]] == [True, True]
+
+
 def test_all_logs_are_searched_in_place(serving: Serving, root: Path):
     run = make_run(root, "fish")
     lines = b"".join(b"line %d\n" % at for at in range(3000))

@@ -81,7 +81,7 @@ def show_runs(
             (
                 run.id,
                 run.status,
-                run.strategy,
+                run.setting,
                 run.workers,
                 run.started[:19].replace("T", " "),
                 format_seconds(run.seconds),
@@ -370,7 +370,7 @@ def _facts(run: RunSummary) -> list[tuple[str, Any]]:
         ("status", run.status),
         ("heard", "" if run.heard_s is None else last_heard(run.heard_s)),
         ("reason", reason if run.status == "failed" else ""),
-        ("strategy", run.strategy),
+        ("strategy", run.setting),
         ("workers", f"{run.workers}, {run.workers_lost} lost during the run"),
         ("started", run.started.replace("T", " ")),
         ("took", format_seconds(run.seconds)),

@@ -62,6 +62,8 @@ class _Named(TypedDict, total=False):
 @_open
 class _Planned(_Open, total=False):
     strategy: str | _Named
+    setting: str
+    seed: Count
     workers: Count
     rows: Count
     epochs: Count
@@ -149,6 +151,11 @@ class _Leases(_Open, total=False):
 
 
 @_open
+class _LogSizes(_Open, total=False):
+    sizes: dict[Count, Count]
+
+
+@_open
 class _Rollback(_Open, total=False):
     committed: dict[Whole, Count]
 
@@ -201,6 +208,7 @@ KINDS: dict[str, type] = {
     "member_epoch_ended": _EpochEnded,
     "exchanges": _Exchanges,
     "leases": _Leases,
+    "log_sizes": _LogSizes,
     "checkpoint_written": _Checkpoint,
     "checkpoint_failed": _Checkpoint,
     "stop_asked": _StopAsked,

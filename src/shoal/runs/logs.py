@@ -14,10 +14,8 @@ from typing import final
 from shoal.errors import DataError
 from shoal.runs.events import damaged
 from shoal.runs.folder import Folder
-from shoal.runs.store import LOGS
+from shoal.runs.store import LOG_NAME, LOGS
 from shoal.terminal import LONGEST_BYTES, LinePiece, Lines
-
-_LOG = re.compile(r"worker-([0-9]{1,9})\.log")
 
 
 def log_name(rank: int) -> str:
@@ -37,7 +35,7 @@ def ranks_with_logs(folder: Folder) -> list[int]:
         DataError: Logs cannot be listed.
     """
     try:
-        found = (_LOG.fullmatch(name) for name in folder.names(LOGS))
+        found = (LOG_NAME.fullmatch(name) for name in folder.names(LOGS))
         return sorted(int(match[1]) for match in found if match)
     except OSError as error:
         raise damaged(folder, f"its logs cannot be listed: {error}") from error

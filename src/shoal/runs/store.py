@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any, final
@@ -44,6 +46,7 @@ from shoal.runs.tensorboard import ScalarWriter
 from shoal.runs.writer import lock_writer, look_at_writer
 
 LOGS = "experiments"
+LOG_NAME = re.compile(r"worker-([0-9]{1,9})\.log")
 MODELS, ARCHIVE, WEIGHTS = "models", ".keras", ".weights.h5"
 SCALARS = "tensorboard"
 
@@ -158,6 +161,20 @@ class StoredRun(Run):
         except OSError as error:
             self._say("logs of the workers", error)
             return None
+
+    def log_sizes(self) -> dict[int, int]:
+        """Returns the bytes of each worker's log on this machine, by rank."""
+        staging = self._staging
+        found: dict[int, int] = {}
+        if staging is None and not self.folder.is_local:
+            return found
+        with suppress(OSError):  # no worker has written anything
+            for entry in os.scandir(
+                staging.path if staging else self.folder.where(LOGS)
+            ):
+                if match := LOG_NAME.fullmatch(entry.name):
+                    found[int(match[1])] = entry.stat().st_size
+        return found
 
     def save_model(self, model: Any, which: Which) -> str | None:
         """Saves a Keras model; readers see the complete archive or the previous one.

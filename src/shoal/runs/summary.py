@@ -44,7 +44,9 @@ SPENT = ("compute_s", "data_s", "wait_s", "exchange_s")
 WRITER_KINDS = ("run_created", "run_started", "run_resumed", "segment")
 """Events that name the process which writes them, not a worker."""
 
-LIST_FIELDS = {"id", "name", "status", "strategy", "workers", "started", "seconds"}
+LIST_FIELDS = {
+    "id", "name", "status", "strategy", "setting", "workers", "started", "seconds",
+}  # fmt: skip
 """Fields of a list of runs."""
 
 
@@ -57,6 +59,10 @@ class RunSummary(BaseModel):
         name: Name given by the user, or the model's name.
         status: Running, finished, failed, interrupted, lost or damaged.
         strategy: Name of the strategy.
+        setting: The strategy with the parameters that were given, as the command line
+            takes it; of runs of versions that did not
+            record it the name alone.
+        seed: Seed of the order of samples; None if none is recorded.
         workers: Planned number of training processes.
         started: ISO time with offset; "" if the run wrote nothing.
         started_unix: The same in Unix seconds, 0 if it wrote nothing.
@@ -97,6 +103,8 @@ class RunSummary(BaseModel):
     name: str = ""
     status: Status = "running"
     strategy: str = ""
+    setting: str = ""
+    seed: int | None = None
     workers: int = 0
     started: str = ""
     started_unix: float = 0.0
@@ -215,6 +223,8 @@ class Fold:
             name=self._name,
             status=status,
             strategy=_strategy_name(self._plan.get("strategy")),
+            setting=self._setting,
+            seed=self._plan.get("seed"),
             workers=int(self._plan.get("workers") or 0),
             started=_iso(self._first_time),
             started_unix=self._first_time or 0.0,
@@ -261,6 +271,11 @@ class Fold:
         first = int(self._plan.get("initial_epoch") or 0)
         last = min(max(self._metrics, default=-1), first + self._epochs_planned - 1)
         return range(first, max(first, last + 1))
+
+    @property
+    def _setting(self) -> str:
+        name = _strategy_name(self._plan.get("strategy"))
+        return str(self._plan.get("setting") or name)
 
     @property
     def _epochs_planned(self) -> int:

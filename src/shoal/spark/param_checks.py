@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
@@ -133,21 +132,11 @@ def strategy(name: str, value: Any) -> Any:
     found = strategies.get(value)
     if isinstance(value, str):
         return value
-    spelled = spell(found)
+    spelled = strategies.spell(found)
     try:
         return spelled if strategies.get(spelled) == found else found
     except ConfigError:  # of a class that is registered nowhere
         return found
-
-
-def spell(found: strategies.Strategy) -> str:
-    """Spells a strategy as the command line does, without what is at its default."""
-    changed = [
-        f"{field.name}={str(value).lower() if isinstance(value, bool) else value}"
-        for field in fields(found)
-        if (value := getattr(found, field.name)) != field.default
-    ]
-    return f"{found.name}:{','.join(changed)}" if changed else found.name
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:

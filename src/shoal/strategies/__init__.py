@@ -136,6 +136,21 @@ def parse(text: str) -> tuple[str, dict[str, Value]]:
     return name.strip(), values
 
 
+def spell(strategy: Strategy) -> str:
+    """Returns a strategy in the notation that `parse` reads, without defaults.
+
+    Example:
+        >>> spell(get("aeasgd:period=20")), spell(get("aeasgd"))
+        ('aeasgd:period=20', 'aeasgd')
+    """
+    changed = [
+        f"{field.name}={str(value).lower() if isinstance(value, bool) else value}"
+        for field in fields(strategy)
+        if (value := getattr(strategy, field.name)) != field.default
+    ]
+    return f"{strategy.name}:{','.join(changed)}" if changed else strategy.name
+
+
 def _value(text: str) -> Value:
     """Returns a number, True, False, None, or the text itself."""
     if text.lower() in _WORDS:

@@ -19,7 +19,7 @@ from shoal.data.streams import refuse_streams
 from shoal.errors import ConfigError
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan.request import plain, read_workers
-from shoal.strategies import Single, Strategy, get
+from shoal.strategies import Single, Strategy, get, spell
 from shoal.training.comparison import Comparison, ComparisonEntry, Point
 from shoal.training.f1 import f1_of
 
@@ -178,23 +178,6 @@ def train_one(
         return int(found or workers)
 
     return _measure(task, train, spell(strategy), seed)
-
-
-def spell(strategy: Strategy) -> str:
-    """Returns a strategy in the notation of the command line.
-
-    Example:
-        >>> spell(get("aeasgd:period=20")), spell(get("aeasgd"))
-        ('aeasgd:period=20', 'aeasgd')
-    """
-    plain = type(strategy)
-    changed = {
-        key: value
-        for key, value in vars(strategy).items()
-        if value != getattr(plain, key, None)
-    }
-    parts = ",".join(f"{key}={value}" for key, value in changed.items())
-    return f"{strategy.name}:{parts}" if parts else strategy.name
 
 
 def _measure(

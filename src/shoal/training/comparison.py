@@ -29,7 +29,7 @@ COLUMNS = {
     "samples_per_s": "samples trained on, divided by the time from the end of the "
     "first epoch to the end of the last, validation included. With one epoch they are "
     "divided by seconds, so start-up and compilation count.",
-    "ratio": "samples_per_s, divided by that of single with the same seed.",
+    "ratio": "samples_per_s, divided by that of single: with the same seed, or of all.",
 }
 """Meaning of the table's columns; the command line's help prints the same."""
 
@@ -97,8 +97,8 @@ class Comparison:
     def of_runs(cls, runs: Iterable[RunSummary]) -> Comparison:
         """Compares runs that stand; each begins at 0.
 
-        A run does not record its seed, which is 0 here. Its metrics are those of its
-        last epoch, and its seconds those of the run.
+        Their metrics are those of their last epoch, and their seconds those of the run.
+        A run of a version that recorded no seed counts as one with seed 0.
 
         Args:
             runs: Their complete summaries, as `read_summary` returns them.
@@ -120,6 +120,7 @@ class Comparison:
         `COLUMNS` defines each key.
         """
         base = {e.seed: e.samples_per_s for e in self.entries if _is_plain(e)}
+        of_all = sum(base.values()) / len(base) if base else None
         return [
             {
                 "strategy": entry.strategy,
@@ -128,7 +129,7 @@ class Comparison:
                 **entry.metrics,
                 "seconds": round(entry.seconds, 3),
                 "samples_per_s": round(entry.samples_per_s, 1),
-                "ratio": _ratio(entry.samples_per_s, base.get(entry.seed)),
+                "ratio": _ratio(entry.samples_per_s, base.get(entry.seed, of_all)),
             }
             for entry in self.entries
         ]
@@ -220,9 +221,9 @@ def _entry_of(run: RunSummary) -> ComparisonEntry:
         samples = points[-1].samples - points[0].samples
         span = points[-1].seconds - points[0].seconds
     return ComparisonEntry(
-        strategy=run.strategy,
+        strategy=run.setting or run.strategy,
         workers=run.workers,
-        seed=0,
+        seed=run.seed or 0,
         metrics=points[-1].metrics if points else {},
         seconds=run.seconds,
         samples_per_s=samples / span if span > 0 else 0.0,

@@ -1,4 +1,4 @@
-"""Records the load of this machine with the run that it trains."""
+"""Records what the driver's machine sees of a run: its load, and growing logs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import closing, contextmanager
 
 from shoal.clusters.use import UseSampler
 from shoal.runs.base import Run
+from shoal.runs.log_times import LogSizes
+from shoal.runs.store import StoredRun
 
 NODE = "localhost"
 """Name of this machine for its workers."""
@@ -22,6 +24,7 @@ def sampling(run: Run, on_turn: Callable[[], None]) -> Generator[Callable[[], No
         run: Record of the run.
         on_turn: Also called by it.
     """
+    logs = LogSizes(run.log_sizes) if isinstance(run, StoredRun) else None
     with closing(UseSampler()) as sampler:
 
         def turn() -> None:
@@ -29,5 +32,16 @@ def sampling(run: Run, on_turn: Callable[[], None]) -> Generator[Callable[[], No
             found = sampler.look()
             if found is not None:
                 run.event("node_used", node=NODE, **found.to_json())
+            if logs is not None:
+                _tell(run, logs.look())
 
-        yield turn
+        try:
+            yield turn
+        finally:
+            if logs is not None:
+                _tell(run, logs.last())
+
+
+def _tell(run: Run, sizes: dict[int, int]) -> None:
+    if sizes:
+        run.event("log_sizes", sizes=sizes)

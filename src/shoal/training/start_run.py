@@ -51,6 +51,7 @@ from shoal.optimizers import optimizer_variables
 from shoal.plan import Plan
 from shoal.plan.collective import library_of
 from shoal.runs.base import Run
+from shoal.strategies import spell
 from shoal.terminal import say
 from shoal.training.allocation import worker_environment_for
 from shoal.training.driver import Driver
@@ -250,6 +251,8 @@ def announce(plan: Plan, run: Run) -> None:
     run.event(
         "run_started",
         strategy=plan.strategy.name,
+        setting=spell(plan.request.strategy),
+        seed=plan.seed,
         workers=plan.workers,
         rows=plan.rows,
         epochs=plan.request.epochs,

@@ -20,6 +20,7 @@ from shoal.runs.events import Event, exchange_columns
 from shoal.runs.folder import Folder
 from shoal.runs.following import Follow
 from shoal.runs.leases import EpochLeases, LeaseFold
+from shoal.runs.log_times import LogTimes
 from shoal.runs.summary import SPENT, Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
 from shoal.runs.writer import look_at_writer
@@ -83,7 +84,7 @@ class RunView:
         """When the last poll began, and when it had ended."""
         self._follow = Follow(folder)
         self._fold, self._workers = Fold(url=folder.url), WorkerFold()
-        self._leases = LeaseFold()
+        self._leases, self.log_times = LeaseFold(), LogTimes()
         self._total = 0
         self._writer_state = WriterState(may_live=True)
         self._summary: tuple[int, RunSummary] | None = None
@@ -180,6 +181,7 @@ class RunView:
         self._fold.add(event)
         self._workers.add(event)
         self._leases.add(event)
+        self.log_times.add(event)
         kind = event.get("kind")
         if kind == "exchanges":
             self._add_exchanges(event)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from shoal.errors import ShoalError
 from shoal.runs.events import FOLDER as EVENTS
 from shoal.runs.folder import Folder
+from shoal.runs.log_times import LogTimes
 from shoal.runs.logs import (
     PAGE_BYTES,
     LogLine,
@@ -28,7 +29,7 @@ from shoal.runs.logs import (
     search_block,
 )
 from shoal.runs.store import LOGS
-from shoal.ui.site import Site, clean
+from shoal.ui.site import Site, clean, iso
 from shoal.ui.watching import MOST_STREAMS
 
 MOST_FOUND = 500
@@ -53,14 +54,19 @@ class Shown:
     """Lines of logs as they are shown.
 
     Args:
-        rows: Rank and line of each.
+        rows: Rank, line and Unix seconds (None: not known) of each.
         ends: Rank -> the first byte behind what is shown of its log.
         page: The page of one log, None where all are shown.
     """
 
-    rows: Sequence[tuple[int, LogLine]]
+    rows: Sequence[tuple[int, LogLine, float | None]]
     ends: dict[int, int]
     page: LogPage | None = None
+
+    @property
+    def has_times(self) -> bool:
+        """Whether lines are in the order in which they were written."""
+        return any(at is not None for _, _, at in self.rows)
 
 
 def show_logs(site: Site, request: Request) -> Response:
@@ -72,11 +78,15 @@ def show_logs(site: Site, request: Request) -> Response:
     rank = _rank(query.get("rank", ""), ranks)
     at = _number(query.get("at", ""))
     words = query.get("q", "")[:MOST_WORDS]
+    view = site.views.of(folder)
+    view.advance()
+    times = view.log_times
     try:
         if rank is None and len(ranks) != 1:
-            shown = _ends_of(folder, ranks)
+            shown = _ends_of(folder, ranks, times)
         else:
-            shown = _page_of(folder, rank if rank is not None else ranks[0], at)
+            one = rank if rank is not None else ranks[0]
+            shown = _page_of(folder, one, at, times)
         is_list = bool(words) and query.get("list") == "yes"
         found = _found(folder, ranks, rank, words) if is_list else []
     except ShoalError as error:
@@ -157,7 +167,7 @@ def _new(
     """Returns new lines, the positions behind them, and whether the run has ended."""
     view = site.views.of(folder)
     view.advance(told)
-    is_over = view.summary().status != "running"
+    is_over, times = view.summary().status != "running", view.log_times
     ends = _ends(after)
     only = _rank(one, ranks_of(folder))
     lines: list[dict[str, Any]] = []
@@ -173,6 +183,7 @@ def _new(
                     "rank": rank,
                     "offset": line.offset,
                     "text": clean(line.text),
+                    "time": iso(times.of(rank, line.offset) or 0.0),
                     "bad": is_bad(line.text),
                 }
                 for line in new.lines
@@ -195,22 +206,32 @@ def is_bad(text: str) -> bool:
     return any(word in text for word in _BAD)
 
 
-def _ends_of(folder: Folder, ranks: Sequence[int]) -> Shown:
-    """Returns the end of each log, one after the other: their lines have no times."""
+def _ends_of(folder: Folder, ranks: Sequence[int], times: LogTimes) -> Shown:
+    """Returns the end of each log, in the order in which lines were written.
+
+    Where no times are known, one log follows the other.
+    """
     most = max(LEAST_BYTES, PAGE_BYTES // max(1, len(ranks)))
-    rows: list[tuple[int, LogLine]] = []
+    rows: list[tuple[int, LogLine, float | None]] = []
     ends: dict[int, int] = {}
     for rank in ranks:
         found = page_before(folder, rank, most_bytes=most)
-        rows += [(rank, line) for line in found.lines]
+        rows += _rows(rank, found, times)
         ends[rank] = found.end
+    if times:  # without a time they came after the last look at the logs
+        rows.sort(key=lambda row: math.inf if row[2] is None else row[2])
     return Shown(rows=rows, ends=ends)
 
 
-def _page_of(folder: Folder, rank: int, at: int | None) -> Shown:
+def _page_of(folder: Folder, rank: int, at: int | None, times: LogTimes) -> Shown:
     found = page_before(folder, rank) if at is None else page(folder, rank, at)
-    rows = [(rank, line) for line in found.lines]
-    return Shown(rows=rows, ends={rank: found.end}, page=found)
+    return Shown(rows=_rows(rank, found, times), ends={rank: found.end}, page=found)
+
+
+def _rows(
+    rank: int, found: LogPage, times: LogTimes
+) -> list[tuple[int, LogLine, float | None]]:
+    return [(rank, line, times.of(rank, line.offset)) for line in found.lines]
 
 
 def _found(

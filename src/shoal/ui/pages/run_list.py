@@ -64,7 +64,7 @@ class Row:
 ORDERS: dict[str, Callable[[Row], Any]] = {
     "started": lambda row: row.run.started_unix,
     "name": lambda row: row.run.id,
-    "strategy": lambda row: row.run.strategy,
+    "strategy": lambda row: row.run.setting,
     "workers": lambda row: row.run.workers,
     "progress": lambda row: row.share,
     "best": lambda row: row.best[1] if row.best else float("inf"),
@@ -150,7 +150,7 @@ def chosen(rows: list[Row], words: str, state: str, order: str) -> list[Row]:
 
     def fits(row: Row) -> bool:
         run = row.run
-        text = f"{run.id} {run.name} {run.strategy} {run.status}".lower()
+        text = f"{run.id} {run.name} {run.setting} {run.status}".lower()
         return all(word in text for word in wanted) and state in ("", run.status)
 
     found = [row for row in rows if fits(row)]

@@ -93,6 +93,7 @@ async function load(values) {
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   part().replaceWith(fresh.getElementById("log-page"));
+  document.dispatchEvent(new CustomEvent("shoal-times", { detail: part() }));
   following?.abort();
   box().classList.toggle("only", form.elements.only.checked);
   markAll();
@@ -144,7 +145,12 @@ function add(found) {
     link.setAttribute("aria-label", `Link to this line of worker ${one.rank}`);
     const text = document.createElement("span");
     text.textContent = one.text;
-    line.append(link, " ", text);
+    const time = document.createElement("time");
+    // Of the last second the run has not told the time yet: it is now.
+    time.dateTime = one.time || new Date().toISOString();
+    time.textContent = time.dateTime.slice(11, 19);
+    line.append(link, " ", time, " ", text);
+    document.dispatchEvent(new CustomEvent("shoal-times", { detail: line }));
     mark(line);
     lines().append(line);
   }

@@ -26,6 +26,7 @@ theme.addEventListener("click", () => {
 // Made once: toLocaleString makes a formatter for each of 1,000 rows.
 const exactly = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
 const shortly = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
+const ofDay = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 
 function localTimes(within) {
   for (const time of within.querySelectorAll("time[datetime]")) {
@@ -33,9 +34,11 @@ function localTimes(within) {
     if (Number.isNaN(date.getTime())) continue;
     time.title = exactly.format(date);
     if (time.closest("tr[data-run]")) time.textContent = shortly.format(date);
+    else if (time.closest(".log")) time.textContent = ofDay.format(date);
   }
 }
 localTimes(document);
+document.addEventListener("shoal-times", (event) => localTimes(event.detail));
 
 const filter = document.querySelector("#q");
 const rows = [...document.querySelectorAll("#runs tbody tr")];
