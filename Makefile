@@ -22,7 +22,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test backends examples lint format generated generate notebooks docs docs-version serve coverage \
-	matrix ray spark spark-long spark-35 aws aws-full ui bench bench-full bench-gpu bench-spark compare simulate soak \
+	matrix ray ray-long spark spark-long spark-35 aws aws-full ui bench bench-full bench-gpu bench-spark compare simulate soak \
 	chaos fuzz kills pause bench-ui screenshots interrupts keras-suite constraints clean
 
 help:
@@ -32,7 +32,8 @@ help:
 	@echo "make examples  every block of every page, example scripts, the demo; 3 minutes"
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
 	@echo "make generate  rewrite generated pages, tables and figures;  make docs builds the site"
-	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
+	@echo "make ray       tests on Ray clusters, and clusters of hosts over SSH; 7 minutes"
+	@echo "make ray-long  killed servers and standbys on a Ray cluster; 3 minutes"
 	@echo "make spark     tests on Spark sessions, which need Java; 10 minutes"
 	@echo "make spark-long  Spark on hosts of its own, jobs over SSH, many losses; 5 minutes"
 	@echo "make spark-35  the same under PySpark 3.5, in an environment of its own"
@@ -161,7 +162,7 @@ matrix: $(STAMP)
 	@for name in jax tensorflow torch; do \
 		if $(BIN)/python -c "import $$name" 2>/dev/null; then \
 			echo "== $$name"; KERAS_BACKEND=$$name $(BIN)/python -m pytest -n 2 \
-				--dist loadgroup -m "not (ray or ui or aws or spark or spark_long)" || exit 1; \
+				--dist loadgroup -m "not (ray or ray_long or ui or aws or spark or spark_long)" || exit 1; \
 		else echo "== $$name is not installed, left out"; fi; \
 	done
 
@@ -169,6 +170,11 @@ matrix: $(STAMP)
 ray: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 300 -m ray \
 		$$(grep -rlE --include='test_*.py' 'ray_nodes|mark\.ray' tests)
+
+# Promises of runs that other tests show without nodes: killed servers, standbys.
+ray-long: $(STAMP)
+	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 300 -m ray_long \
+		$$(grep -rl --include='test_*.py' 'EVERYWHERE_LONG' tests)
 
 # Every test of a Spark session: one session at a time, on two cores.
 spark: $(STAMP)

@@ -89,7 +89,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _is_kept(item):
             item.add_marker(pytest.mark.xdist_group("kept"))
         is_placed = item.get_closest_marker("xdist_group") is not None
-        if item.get_closest_marker("ray") and not is_placed:  # one cluster for all
+        is_on_ray = item.get_closest_marker("ray") or item.get_closest_marker(
+            "ray_long"
+        )
+        if is_on_ray and not is_placed:  # one cluster for all
             item.add_marker(pytest.mark.xdist_group("ray"))
     for path in files:  # `make test` finds them so
         if "mark.process" not in path.read_text():

@@ -175,9 +175,16 @@ def listens(child: psutil.Process) -> bool:
     return any(c.status == psutil.CONN_LISTEN for c in found)
 
 
-IN_MATRIX = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])
-EVERYWHERE = pytest.mark.parametrize("place", ["local", IN_MATRIX], indirect=True)
-"""The promises of a run hold wherever workers are; `make ray` looks at all of them."""
+def _places(mark: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    on_ray = pytest.param("ray", marks=[mark, pytest.mark.slow])
+    return pytest.mark.parametrize("place", ["local", on_ray], indirect=True)
+
+
+EVERYWHERE = _places(pytest.mark.ray)
+"""A promise of a run that holds on nodes too, by `make ray`."""
+
+EVERYWHERE_LONG = _places(pytest.mark.ray_long)
+"""Another one, by `make ray-long`."""
 
 
 @pytest.fixture

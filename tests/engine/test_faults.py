@@ -19,7 +19,7 @@ from shoal.runs.events import read_events, unpack_exchanges
 from shoal.runs.folder import Folder
 from shoal.runs.store import open_run
 from shoal.testing import faults
-from tests.ray_nodes import EVERYWHERE, Place, listens
+from tests.ray_nodes import EVERYWHERE, EVERYWHERE_LONG, Place, listens
 
 # Threads have shown them (`test_standby.py`, `test_training.py`); `make matrix` starts
 # processes for these as well.
@@ -82,7 +82,7 @@ def test_a_killed_worker_is_replaced(place: Place, strategy: str) -> None:
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 def test_a_worker_that_hangs_is_found_and_replaced(place: Place) -> None:
     """The lost worker is never reported again: no error, no end of its connection."""
     with faults.stop(rank=1, step=12):
@@ -113,7 +113,7 @@ class KillServer(keras.callbacks.Callback):
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 @pytest.mark.parametrize(
     ("strategy", "batch"),
     [
@@ -145,7 +145,7 @@ class KillAtEnd(KillServer):
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 @pytest.mark.parametrize("strategy", ["aeasgd", ALSO_ROUNDS, ALSO_GRADIENTS])
 def test_a_reported_epoch_that_was_lost_is_trained_again(
     place: Place, strategy: str
@@ -200,7 +200,7 @@ def servers_of_this_process() -> list[psutil.Process]:
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 @pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GRADIENTS])
 def test_a_standby_takes_over(place: Place, strategy: str) -> None:
     """Twice: the standby of the standby too. No worker is lost, nothing repeated."""
@@ -215,7 +215,7 @@ def test_a_standby_takes_over(place: Place, strategy: str) -> None:
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 def test_a_standby_that_is_lost_is_replaced(place: Place) -> None:
     history = fit(
         "aeasgd", place, epochs=9999, callbacks=[KillLeader(1, "standby")], standby=1
@@ -255,7 +255,7 @@ def pids_so_far() -> list[int]:
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 def test_a_spare_process_takes_the_place_of_a_lost_worker(place: Place) -> None:
     killer = KillWorker(place)
     history = fit("aeasgd", place, epochs=9999, callbacks=[killer], spares=1)
@@ -281,7 +281,7 @@ class StopServer(KillServer):
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GRADIENTS])
 def test_a_server_that_hangs_is_found_and_replaced(place: Place, strategy: str) -> None:
@@ -329,7 +329,7 @@ def test_without_restarts_a_lost_server_ends_the_run(place: Place) -> None:
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 def test_all_reduce_goes_on_with_the_same_curve_after_all_workers_are_killed(
     place: Place,
 ) -> None:
@@ -353,7 +353,7 @@ def test_all_reduce_goes_on_with_the_same_curve_after_all_workers_are_killed(
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 def test_without_restarts_a_lost_worker_ends_the_run_with_the_reason(
     place: Place,
 ) -> None:
@@ -363,7 +363,7 @@ def test_without_restarts_a_lost_worker_ends_the_run_with_the_reason(
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 def test_without_restarts_the_others_go_on(place: Place) -> None:
     with faults.kill(rank=1, step=12):
         found = summary(fit("all_reduce", place, max_restarts=0, workers=(1, 2)))

@@ -18,7 +18,7 @@ from tests.engine.test_faults import (
     servers_of_this_process,
     summary,
 )
-from tests.ray_nodes import EVERYWHERE, Place
+from tests.ray_nodes import EVERYWHERE_LONG, Place
 from tests.support.models import wide
 
 
@@ -51,7 +51,7 @@ class KillEach(keras.callbacks.Callback):
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 @pytest.mark.parametrize(
     ("strategy", "servers"),
     [("aeasgd", 2), pytest.param("all_reduce", 3, marks=pytest.mark.slow)],
@@ -80,7 +80,7 @@ class KillPart(KillServer):
 
 
 @pytest.mark.process
-@EVERYWHERE
+@EVERYWHERE_LONG
 def test_without_a_standby_all_servers_go_back_together(place: Place) -> None:
     """Parts of two moments would not fit together."""
     history = fit("aeasgd", place, epochs=6, callbacks=[KillPart(1)], servers=2)
