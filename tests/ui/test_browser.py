@@ -20,8 +20,10 @@ from shoal.runs.control import read_stop
 from shoal.runs.store import StoredRun, create
 from shoal.ui import packages
 from shoal.ui.packages import UPLOT, is_there
+from tests.s3 import s3, s3_endpoint
 from tests.ui.conftest import FAILED, TOKEN, Served, Serving, make_run
 
+__all__ = ["s3", "s3_endpoint"]
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -143,8 +145,13 @@ def test_rows_of_running_runs_change_in_place(page: Any, root: Path, served: Ser
         expect(page.get_by_label(re.compile("^Choose"))).to_be_checked()
 
 
-def test_a_bucket_of_runs(page: Any, serving: Serving):
+@pytest.mark.parametrize("storage", ["memory", "s3"])
+def test_a_bucket_of_runs(
+    page: Any, serving: Serving, storage: str, request: pytest.FixtureRequest
+):
     root = "memory://test-browser-bucket"
+    if storage == "s3":
+        root = f"{request.getfixturevalue('s3').url}/runs"
     run = make_run(root, "cod")
     with begin(root) as live:
         served = serving.start(root, has_charts=True)
