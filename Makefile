@@ -105,13 +105,13 @@ test: $(STAMP)
 # TensorFlow and PyTorch, where they do other work than JAX.
 backends: $(STAMP)
 	for name in tensorflow torch; do \
-		KERAS_BACKEND=$$name $(HASTY) $(BIN)/python -m pytest -n 2 -m "not slow" \
+		KERAS_BACKEND=$$name $(HASTY) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" \
 			$(EVERYWHERE) || exit 1; \
 	done
 
 # Every block of every page, example scripts, and the demo, in processes of their own.
 examples: $(STAMP)
-	$(HASTY) $(BIN)/python -m pytest -n 2 -m "examples and not slow" \
+	$(HASTY) $(BIN)/python -m pytest -n 2 --dist worksteal -m "examples and not slow" \
 		$$(grep -rl --include='test_*.py' 'mark\.examples' tests)
 
 lint: $(STAMP)
@@ -166,9 +166,9 @@ matrix: $(STAMP)
 		else echo "== $$name is not installed, left out"; fi; \
 	done
 
-# Every test of a Ray cluster, the slow ones too.
+# Every test of a Ray cluster, the slow ones too. Three at once: they often wait.
 ray: $(STAMP)
-	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 300 -m ray \
+	$(HASTY) $(BIN)/python -m pytest -n 3 --dist loadgroup --timeout 300 -m ray \
 		$$(grep -rlE --include='test_*.py' 'ray_nodes|mark\.ray' tests)
 
 # Promises of runs that other tests show without nodes: killed servers, standbys.
@@ -222,7 +222,7 @@ aws-full: $(STAMP)
 
 # The page in a real browser, Debian's chromium.
 ui: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m ui tests/ui
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ui tests/ui
 
 # Keras' own tests of fit, as they are and through Shoal; KERAS_SOURCE=/path/to/keras
 # takes those of a source tree.

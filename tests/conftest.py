@@ -89,11 +89,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _is_kept(item):
             item.add_marker(pytest.mark.xdist_group("kept"))
         is_placed = item.get_closest_marker("xdist_group") is not None
-        is_on_ray = item.get_closest_marker("ray") or item.get_closest_marker(
-            "ray_long"
-        )
-        if is_on_ray and not is_placed:  # one cluster for all
-            item.add_marker(pytest.mark.xdist_group("ray"))
+        is_on_ray = any(map(item.get_closest_marker, ("ray", "ray_long")))
+        if is_on_ray and not is_placed:  # one cluster for all that share one
+            is_shared = not {"ray_node", "place"}.isdisjoint(_fixtures(item))
+            group = "ray" if is_shared else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
     for path in files:  # `make test` finds them so
         if "mark.process" not in path.read_text():
             raise pytest.UsageError(f"{path}: say pytest.mark.process in the file")
@@ -133,7 +133,11 @@ def pytest_runtest_teardown(
 
 
 def _is_kept(item: pytest.Item | None) -> bool:
-    return "kept" in getattr(item, "fixturenames", ())
+    return "kept" in _fixtures(item)
+
+
+def _fixtures(item: pytest.Item | None) -> list[str]:
+    return getattr(item, "fixturenames", [])
 
 
 @pytest.fixture(scope="session", autouse=True)
