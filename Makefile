@@ -166,9 +166,9 @@ matrix: $(STAMP)
 		else echo "== $$name is not installed, left out"; fi; \
 	done
 
-# Every test of a Ray cluster, the slow ones too. Three at once: they often wait.
+# Every test of a Ray cluster, the slow ones too.
 ray: $(STAMP)
-	$(HASTY) $(BIN)/python -m pytest -n 3 --dist loadgroup --timeout 300 -m ray \
+	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 300 -m ray \
 		$$(grep -rlE --include='test_*.py' 'ray_nodes|mark\.ray' tests)
 
 # Promises of runs that other tests show without nodes: killed servers, standbys.
