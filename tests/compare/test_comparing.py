@@ -5,10 +5,11 @@ from __future__ import annotations
 import builtins
 import json
 import sys
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -20,7 +21,7 @@ from shoal.errors import ConfigError, DataError, ShoalWarning
 from shoal.runs.catalogue import read_summary
 from shoal.runs.store import create
 from shoal.runs.summary import RunSummary
-from shoal.strategies import get, spell
+from shoal.strategies import Downpour, get, spell
 from shoal.training import comparing
 from shoal.training.comparing import Task
 from shoal.training.comparison import COLUMNS, Comparison, ComparisonEntry, Point
@@ -237,6 +238,20 @@ def test_every_column_is_defined() -> None:
 def test_spelling_is_read_back() -> None:
     for text in ("adag", "aeasgd:period=20,beta=0.5", "eamsgd:momentum=0.5"):
         assert get(spell(get(text))) == get(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfAUser(Downpour):  # pyright: ignore[reportGeneralTypeIssues]
+    """A strategy with fields that no rule of the base class checks."""
+
+    name: ClassVar[str] = "of_a_user"
+    scales: Any = field(default_factory=lambda: [1, 2])
+    table: Any = None
+
+
+def test_a_strategy_of_a_user_is_spelled() -> None:
+    assert spell(OfAUser()) == "of_a_user"
+    assert spell(OfAUser(table=np.ones(2))).startswith("of_a_user:table=")
 
 
 def test_f1_scores() -> None:

@@ -71,6 +71,44 @@ def test_a_worker_that_ended_is_lost_when_no_message_is_left() -> None:
     assert stand.reasons() == ["exited", "exited"]
 
 
+def test_a_late_count_keeps_the_reason_of_the_process() -> None:
+    """Its connection ended first; a long callback delays the count."""
+    stand = begun()
+    stand.supervisor.left(0, "closed", is_hung=False)
+    reason = "killed by SIGKILL"
+    stand.ended["w1"] = Exit(name="w1", code=-9, reason=reason)
+    stand.supervisor.watch(is_idle=False)
+    stand.clock.now += 60.0
+    stand.supervisor.watch(is_idle=False)
+    assert stand.reasons() == [reason]
+
+
+def test_each_worker_that_ended_has_its_own_time() -> None:
+    stand = begun()
+    stand.ended["w1"] = Exit(name="w1", code=1, reason="first")
+    stand.supervisor.watch(is_idle=False)
+    stand.clock.now += LAST_WORDS_S
+    stand.ended["w2"] = Exit(name="w2", code=1, reason="second")
+    stand.supervisor.watch(is_idle=False)
+    stand.clock.now += 0.1
+    stand.supervisor.watch(is_idle=False)
+    assert stand.reasons() == ["first"]
+    stand.supervisor.watch(is_idle=False)
+    assert stand.reasons() == ["first"]
+    stand.supervisor.watch()
+    assert stand.reasons() == ["first", "second"]
+
+
+def test_a_loss_just_before_the_end_is_recorded() -> None:
+    stand = begun()
+    stand.ended["w1"] = Exit(name="w1", code=-9, reason="killed by SIGKILL")
+    stand.ended["w2"] = Exit(name="w2", code=0, reason="exited")
+    stand.supervisor.watch()
+    stand.supervisor.dismiss()
+    stand.watch(3.0)
+    assert stand.reasons() == ["killed by SIGKILL"]
+
+
 # ------------------------------------------------ who starts late, or never
 
 

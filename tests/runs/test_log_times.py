@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.runs.events import read_events
-from shoal.runs.log_times import LOOK_S, MOST_MARKS, LogSizes, LogTimes
+from shoal.runs.log_times import LOOK_S, MOST_MARKS, SLOWER, LogSizes, LogTimes
 from shoal.runs.logs import log_name
 from shoal.runs.store import create
 from tests.support.environments import SettableClock
@@ -44,11 +44,29 @@ def test_a_log_that_was_made_anew_begins_anew() -> None:
     assert [times.of(0, n) for n in (0, 29, 30, 59, 60)] == [2.0, 2.0, 2.0, 2.0, None]
 
 
+def test_logs_of_another_process_on_a_storage_begin_anew() -> None:
+    times = LogTimes()
+    times.add(mark(1.0, w0=200, w1=50))
+    times.add({**mark(9.0, w0=500), "are_new": True})
+    assert [times.of(0, 10), times.of(0, 499), times.of(1, 0)] == [9.0, 9.0, None]
+
+
+def test_a_long_run_is_looked_at_less_often() -> None:
+    clock, size = SettableClock(50.0), [0]
+    logs = LogSizes(lambda: {0: size[0]}, clock)
+    told = 0
+    for _ in range(4 * SLOWER):
+        size[0] += 1
+        clock.now += 1.0
+        told += bool(logs.look())
+    assert SLOWER < told < 2.5 * SLOWER
+
+
 def test_memory_is_bounded() -> None:
     times = LogTimes()
     for number in range(1, 5 * MOST_MARKS):
         times.add(mark(float(number), w0=10 * number))
-    assert len(times._sizes[0]) <= MOST_MARKS
+    assert len(times._marks[0][0]) <= MOST_MARKS
     last = 5 * MOST_MARKS - 1
     assert times.of(0, 10 * last - 1) == last
     # A time that was dropped is replaced by the next one that was kept.

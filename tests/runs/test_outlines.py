@@ -58,6 +58,15 @@ def test_an_outline_is_the_summary_without_long_fields(root: str):
     assert outline.report["best"] == {"metric": "loss", "value": 1.0, "epoch": 4}
 
 
+def test_an_outline_of_a_version_without_settings_has_the_name(root: str):
+    run = train(root)
+    content = json.loads(run.folder.read(OUTLINE))
+    assert content["summary"].pop("setting")
+    run.folder.write(OUTLINE, json.dumps(content).encode())
+    [outline] = list_runs(root)
+    assert outline.setting == outline.strategy != ""
+
+
 @pytest.mark.parametrize("end", ["finished", "failed", None])
 @pytest.mark.parametrize("epochs", [1, 9])
 def test_without_an_outline_the_ends_are_read(root: str, epochs: int, end: str | None):

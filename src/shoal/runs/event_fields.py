@@ -18,8 +18,9 @@ from shoal.errors import a_kind
 Event: TypeAlias = dict[str, Any]
 """One line: `v`, `kind`, `time` (Unix seconds), `t` (seconds since start), fields."""
 
-Whole: TypeAlias = Annotated[int, Field(ge=-(2**53), le=2**53)]
-Count: TypeAlias = Annotated[int, Field(ge=0, le=2**53)]
+MOST_COUNT = 2**53
+Whole: TypeAlias = Annotated[int, Field(ge=-MOST_COUNT, le=MOST_COUNT)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Rank: TypeAlias = Annotated[int, Field(ge=-1, le=2**31)]
 Pid: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
@@ -153,6 +154,7 @@ class _Leases(_Open, total=False):
 @_open
 class _LogSizes(_Open, total=False):
     sizes: dict[Count, Count]
+    are_new: bool
 
 
 @_open

@@ -16,7 +16,11 @@ from typing import final
 from shoal.runs.events import Event
 
 LOOK_S = 1.0
-"""Seconds between two looks at the sizes."""
+"""Seconds between two looks at the sizes, at least."""
+
+SLOWER = 10_000
+"""Part of the age of a run that is between two looks: 1 s until three hours, 9 s after
+a day. So the events of a long run stay few."""
 
 MOST_MARKS = 20_000
 """Sizes that are kept of each log; beyond, every second one is dropped: the first times
@@ -44,13 +48,14 @@ class LogSizes:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read, self._clock = read, clock
-        self._looked = -math.inf
+        self._began, self._looked = clock(), -math.inf
         self._known: dict[int, int] = {}
 
     def look(self) -> dict[int, int]:
-        """Returns sizes that have changed; nothing if it looked within a second."""
+        """Returns sizes that have changed; nothing if it looked a moment ago."""
         now = self._clock()
-        return self.last() if now - self._looked >= LOOK_S else {}
+        pause_s = max(LOOK_S, (now - self._began) / SLOWER)
+        return self.last() if now - self._looked >= pause_s else {}
 
     def last(self) -> dict[int, int]:
         """Returns sizes that have changed, whenever it looked before."""
@@ -78,31 +83,33 @@ class LogTimes:
     """
 
     def __init__(self) -> None:
-        self._sizes: dict[int, list[int]] = {}
-        self._times: dict[int, list[float]] = {}
+        # Lists only grow, or are replaced as a whole: another thread may read them.
+        self._marks: dict[int, tuple[list[int], list[float]]] = {}
 
     def __bool__(self) -> bool:
         """Whether any time is known."""
-        return bool(self._sizes)
+        return bool(self._marks)
 
     def add(self, event: Event) -> None:
         """Adds the next event; those of other kinds change nothing."""
         if event.get("kind") != "log_sizes":
             return
+        if event.get("are_new"):
+            self._marks = {}
         found: Mapping[object, int] = event.get("sizes") or {}
         for name, size in found.items():
             self._add(int(str(name)), size, float(event.get("time") or 0.0))
 
     def _add(self, rank: int, size: int, at: float) -> None:
-        sizes = self._sizes.setdefault(rank, [])
-        times = self._times.setdefault(rank, [])
-        if sizes and size < sizes[-1]:  # the file was made anew
-            sizes.clear()
-            times.clear()
+        sizes, times = self._marks.get(rank, ([], []))
+        if not sizes or size < sizes[-1]:  # or the file was made anew
+            self._marks[rank] = [size], [at]
+            return
+        times.append(max(at, times[-1]))
         sizes.append(size)
-        times.append(max(at, times[-1]) if times else at)
         if len(sizes) > MOST_MARKS:
-            del sizes[:-1:2], times[:-1:2]
+            first = (len(sizes) - 1) % 2  # the last one stays
+            self._marks[rank] = sizes[first::2], times[first::2]
 
     def of(self, rank: int, offset: int) -> float | None:
         """Returns when the line at an offset was written, None if that is not known.
@@ -114,6 +121,6 @@ class LogTimes:
         Returns:
             Unix seconds.
         """
-        place = bisect_right(self._sizes.get(rank, []), offset)
-        times = self._times.get(rank, [])
-        return times[place] if place < len(times) else None
+        sizes, times = self._marks.get(rank, ([], []))
+        place = bisect_right(sizes, offset)
+        return times[place] if place < len(sizes) else None

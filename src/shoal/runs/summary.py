@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from shoal.facts import Monitor
 from shoal.host.processes import Process
@@ -98,6 +98,18 @@ class RunSummary(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_setting(cls, given: Any) -> Any:
+        """Outlines of versions that recorded no setting have the name alone."""
+        if not isinstance(given, Mapping):
+            return given
+        fields = cast("Mapping[str, Any]", given)
+        return {
+            **fields,
+            "setting": fields.get("setting") or fields.get("strategy", ""),
+        }
 
     id: str = ""
     name: str = ""
@@ -223,7 +235,7 @@ class Fold:
             name=self._name,
             status=status,
             strategy=_strategy_name(self._plan.get("strategy")),
-            setting=self._setting,
+            setting=str(self._plan.get("setting") or ""),
             seed=self._plan.get("seed"),
             workers=int(self._plan.get("workers") or 0),
             started=_iso(self._first_time),
@@ -271,11 +283,6 @@ class Fold:
         first = int(self._plan.get("initial_epoch") or 0)
         last = min(max(self._metrics, default=-1), first + self._epochs_planned - 1)
         return range(first, max(first, last + 1))
-
-    @property
-    def _setting(self) -> str:
-        name = _strategy_name(self._plan.get("strategy"))
-        return str(self._plan.get("setting") or name)
 
     @property
     def _epochs_planned(self) -> int:

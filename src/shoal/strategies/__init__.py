@@ -6,8 +6,8 @@ reads the spelling of the command line, "aeasgd:period=20,beta=0.5".
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields, replace
-from typing import TypeAlias
+from dataclasses import MISSING, Field, fields, replace
+from typing import Any, TypeAlias
 
 from shoal.errors import ConfigError, a_kind
 from shoal.registry import Registry, did_you_mean
@@ -146,9 +146,18 @@ def spell(strategy: Strategy) -> str:
     changed = [
         f"{field.name}={str(value).lower() if isinstance(value, bool) else value}"
         for field in fields(strategy)
-        if (value := getattr(strategy, field.name)) != field.default
+        if not _is_default(field, value := getattr(strategy, field.name))
     ]
     return f"{strategy.name}:{','.join(changed)}" if changed else strategy.name
+
+
+def _is_default(field: Field[Any], value: object) -> bool:
+    made = field.default_factory
+    default = field.default if made is MISSING else made()
+    try:
+        return bool(value == default)
+    except ValueError:  # an array, in a class of a user's own
+        return False
 
 
 def _value(text: str) -> Value:

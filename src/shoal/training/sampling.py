@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
+from typing import final
 
 from shoal.clusters.use import UseSampler
 from shoal.runs.base import Run
@@ -24,7 +25,7 @@ def sampling(run: Run, on_turn: Callable[[], None]) -> Generator[Callable[[], No
         run: Record of the run.
         on_turn: Also called by it.
     """
-    logs = LogSizes(run.log_sizes) if isinstance(run, StoredRun) else None
+    logs = _Logs(run) if isinstance(run, StoredRun) else None
     with closing(UseSampler()) as sampler:
 
         def turn() -> None:
@@ -33,15 +34,31 @@ def sampling(run: Run, on_turn: Callable[[], None]) -> Generator[Callable[[], No
             if found is not None:
                 run.event("node_used", node=NODE, **found.to_json())
             if logs is not None:
-                _tell(run, logs.look())
+                logs.tell()
 
         try:
             yield turn
         finally:
             if logs is not None:
-                _tell(run, logs.last())
+                logs.tell(is_last=True)
 
 
-def _tell(run: Run, sizes: dict[int, int]) -> None:
-    if sizes:
-        run.event("log_sizes", sizes=sizes)
+@final
+class _Logs:
+    """Records how long logs are.
+
+    Args:
+        run: Record of the run.
+    """
+
+    def __init__(self, run: StoredRun) -> None:
+        self._run, self._sizes = run, LogSizes(run.log_sizes)
+        # On a storage the logs of a process replace those of the one before.
+        self._new = {} if run.folder.is_local else {"are_new": True}
+
+    def tell(self, *, is_last: bool = False) -> None:
+        """Records sizes that have changed, once a second, and at the end."""
+        found = self._sizes.last() if is_last else self._sizes.look()
+        if found:
+            self._run.event("log_sizes", sizes=found, **self._new)
+            self._new = {}

@@ -51,6 +51,7 @@ from shoal.optimizers import optimizer_variables
 from shoal.plan import Plan
 from shoal.plan.collective import library_of
 from shoal.runs.base import Run
+from shoal.runs.event_fields import MOST_COUNT
 from shoal.strategies import spell
 from shoal.terminal import say
 from shoal.training.allocation import worker_environment_for
@@ -252,7 +253,7 @@ def announce(plan: Plan, run: Run) -> None:
         "run_started",
         strategy=plan.strategy.name,
         setting=spell(plan.request.strategy),
-        seed=plan.seed,
+        seed=plan.seed if plan.seed <= MOST_COUNT else None,
         workers=plan.workers,
         rows=plan.rows,
         epochs=plan.request.epochs,

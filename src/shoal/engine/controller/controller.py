@@ -210,11 +210,13 @@ class Controller:
         check()
         if self._gone is not None:
             raise self._gone
-        message = self._inbox.next(0.0 if self._supervisor.has_ended else POLL_S)
+        has_ended = self._supervisor.has_ended
+        message = self._inbox.next(0.0 if has_ended else POLL_S)
         if message is not None:
             self._hear(*message)
         if not self._epochs.are_over:
-            self._watch(is_idle=message is None)
+            is_idle = message is None and not (has_ended and self._servers.has_input)
+            self._watch(is_idle=is_idle)
             if self._schedule.is_due:
                 self._checkpoint()
 

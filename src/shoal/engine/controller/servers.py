@@ -270,6 +270,14 @@ class Servers:
             return message
         return None
 
+    @property
+    def has_input(self) -> bool:
+        """Whether the server has sent something, or has ended its connection."""
+        try:
+            return self._link is not None and self._link.has_input(0.0)
+        except (OSError, ValueError):  # it is closed: the next `receive` tells
+            return True
+
     def _check(self, message: Message | None) -> None:
         """Checks a message before anything uses it.
 

@@ -240,6 +240,11 @@ class SharedServers:
             return message
         return join(message, self._parts_of(_number(message)))
 
+    @property
+    def has_input(self) -> bool:
+        """Whether one has sent something, or has ended its connection."""
+        return any(servers.has_input for servers in self._all)
+
     def _parts_of(self, number: int) -> list[Message]:
         """Waits until all shards have reported their part.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 from shoal.engine.controller.observer import Observer
 from shoal.engine.controller.process_pool import ProcessPool
@@ -55,6 +55,18 @@ class WorkerProcess:
     progress: StartProgress
 
 
+class Ended(NamedTuple):
+    """The end of a worker's process.
+
+    Args:
+        exit: Its exit.
+        at: Monotonic seconds when it was seen.
+    """
+
+    exit: Exit
+    at: float
+
+
 @final
 class WorkerSupervisor:
     """Starts workers, notices their ends, and replaces them.
@@ -83,8 +95,7 @@ class WorkerSupervisor:
         self._clock = pool.environment.clock
         self._make_spec: Callable[[int, str], WorkerSpec] | None = None
         self._processes: dict[str, WorkerProcess] = {}
-        self._ended: dict[str, Exit] = {}
-        self._ended_since = 0.0
+        self._ended: dict[str, Ended] = {}
         self._due: list[tuple[float, WorkerProcess]] = []
         self._awaited: dict[str, int] = {}
         self._spares, self._restarts = spares, 0
@@ -219,7 +230,7 @@ class WorkerSupervisor:
         """
         now = self._clock()
         self._end_hung(now)
-        for process in self._processes.values():
+        for process in self._running():
             if process.ends_at and process.ends_at <= now:
                 self._pool.stop(process.token)
         exits = self._pool.poll()
@@ -228,16 +239,14 @@ class WorkerSupervisor:
         # A worker ends by itself when a server is lost, and its end may be seen before
         # that of the server. So it counts at a later look, when all that the servers
         # had sent was read, and with it the end of a connection.
-        before, is_late = list(self._ended), now - self._ended_since > LAST_WORDS_S
-        if not before:
-            self._ended_since = now
-        self._ended |= {token: exits[token] for token in exits.keys() & self._processes}
+        before = list(self._ended.items())
+        for token in exits.keys() & self._processes:
+            self._ended[token] = Ended(exits[token], now)
         if others:  # the server comes first
             return others
-        for token in before if is_idle or is_late else ():
-            gone, process = self._ended.pop(token), self._processes.pop(token)
-            if not self._is_dismissed:
-                self._lost(process, gone)
+        for token, ended in before:
+            if is_idle or now - ended.at > LAST_WORDS_S:
+                self._count(token, ended)
         for due in [d for d in self._due if d[0] <= now]:
             self._due.remove(due)
             self._start(due[1].hint, replaces=due[1].replaces)
@@ -248,6 +257,17 @@ class WorkerSupervisor:
                 pid = self._pool.pid(token)
                 self._observer.on_event("process_started", name="spare", pid=pid)
         return {}
+
+    def _count(self, token: str, ended: Ended) -> None:
+        """Counts a worker that has ended as lost, unless the run is over."""
+        del self._ended[token]
+        process = self._processes.pop(token)
+        if not self._is_dismissed:
+            self._lost(process, ended)
+
+    def _running(self) -> list[WorkerProcess]:
+        """Returns the workers whose process lives, as far as known."""
+        return [self._processes[token] for token in self.living()]
 
     def _welcome(self, exits: dict[str, Exit]) -> None:
         """Begins awaited workers that have room now; gives up those that cannot."""
@@ -265,7 +285,7 @@ class WorkerSupervisor:
     def _end_hung(self, now: float) -> None:
         """Gives up processes that do not start, even if the server never saw them."""
         pause_s, self._watched = now - self._watched, now
-        for process in self._processes.values():
+        for process in self._running():
             if process.works_since or process.ends_at:
                 continue
             if self._pool.is_waiting(process.token):  # no machine has room for it yet
@@ -301,16 +321,20 @@ class WorkerSupervisor:
         """Ends supervision after the run: ended processes are not replaced."""
         self._is_dismissed = True
         self._due.clear()
+        for token, ended in self._ended.items():  # just before the end of the run
+            if ended.exit.code:
+                rank, reason = self._processes[token].hint, ended.exit.reason
+                self._observer.on_event("worker_lost", rank=rank, reason=reason)
         for token in self._awaited:
             self._pool.stop(token)
         self._awaited.clear()
 
-    def _lost(self, process: WorkerProcess, gone: Exit) -> None:
-        now = self._clock()
+    def _lost(self, process: WorkerProcess, ended: Ended) -> None:
+        now, gone = self._clock(), ended.exit
         self._tell(WorkerEnded(token=process.token))
         # A process that was ended here has the reason for it, not that of its signal.
         # One whose node is lost was only silent because of that.
-        was_ended = bool(process.ends_at) and process.ends_at <= now
+        was_ended = bool(process.ends_at) and process.ends_at <= ended.at
         reason = process.reason if was_ended and not gone.is_lost else gone.reason
         is_settled = (
             process.works_since and now - process.works_since > restart_policy.SETTLED_S

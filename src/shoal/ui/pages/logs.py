@@ -168,6 +168,8 @@ def _new(
     view = site.views.of(folder)
     view.advance(told)
     is_over, times = view.summary().status != "running", view.log_times
+    # Of the last moment a run that goes on has not told the time yet: it is now.
+    now = time.time() if times and not is_over else 0.0
     ends = _ends(after)
     only = _rank(one, ranks_of(folder))
     lines: list[dict[str, Any]] = []
@@ -183,7 +185,7 @@ def _new(
                     "rank": rank,
                     "offset": line.offset,
                     "text": clean(line.text),
-                    "time": iso(times.of(rank, line.offset) or 0.0),
+                    "time": iso(times.of(rank, line.offset) or now),
                     "bad": is_bad(line.text),
                 }
                 for line in new.lines

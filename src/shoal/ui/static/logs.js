@@ -145,11 +145,14 @@ function add(found) {
     link.setAttribute("aria-label", `Link to this line of worker ${one.rank}`);
     const text = document.createElement("span");
     text.textContent = one.text;
-    const time = document.createElement("time");
-    // Of the last second the run has not told the time yet: it is now.
-    time.dateTime = one.time || new Date().toISOString();
-    time.textContent = time.dateTime.slice(11, 19);
-    line.append(link, " ", time, " ", text);
+    line.append(link, " ");
+    if (one.time) {
+      const time = document.createElement("time");
+      time.dateTime = one.time;
+      time.textContent = one.time.slice(11, 19);
+      line.append(time, " ");
+    }
+    line.append(text);
     document.dispatchEvent(new CustomEvent("shoal-times", { detail: line }));
     mark(line);
     lines().append(line);

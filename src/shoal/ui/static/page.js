@@ -25,8 +25,8 @@ theme.addEventListener("click", () => {
 
 // Made once: toLocaleString makes a formatter for each of 1,000 rows.
 const exactly = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
-const shortly = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
-const ofDay = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+const shortly = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const ofDay = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
 function localTimes(within) {
   for (const time of within.querySelectorAll("time[datetime]")) {
