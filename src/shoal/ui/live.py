@@ -24,6 +24,7 @@ from shoal.runs.log_times import LogTimes
 from shoal.runs.summary import SPENT, Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
 from shoal.runs.writer import look_at_writer
+from shoal.ui.budget import Budget
 from shoal.ui.moments import Moment, told
 
 LEAST_S = 0.1
@@ -70,8 +71,7 @@ class RunView:
         # Of the clock, so that it is not one that a server before this one has told.
         self.version = int(1000 * time.time())
         self.damage = ""
-        self.cost_s = 0.0
-        """Seconds that the last page about it took."""
+        self.budget = Budget(clock)
         self.exchanges = Exchanges()
         self.spent: dict[int, list[float]] = {}
         """Rank -> its seconds of compute, data, wait and exchange."""
@@ -109,7 +109,7 @@ class RunView:
         Returns:
             A number that grows with each change.
         """
-        with self.lock:
+        with self.lock, self.budget.spending():
             now = self._clock()
             if now - self._polled < LEAST_S and told <= self._began:
                 return self.version

@@ -37,8 +37,6 @@ LOOK_S, REST_S = 0.2, 5.0
 WRITER_S = 5.0
 """Seconds between two looks whether a process still writes the run, where changes are
 told: that it has gone is no change of a file."""
-MOST_SHARE = 20
-"""Changes of a run are this many times as far apart as its page takes."""
 EVENTS_FILE = "events.jsonl"
 """Name under which all events of a run are downloaded."""
 MOST_PLAN = 100_000
@@ -53,7 +51,7 @@ def show_run(site: Site, request: Request) -> Response:
     folder = site.find(root, run)
     view = site.views.of(folder)
     version = view.advance()
-    began = time.perf_counter()
+    began = time.thread_time()
     query = request.query_params
     choice = choice_of(request)
     is_plain = not site.has_charts or query.get("draw") == "svg"
@@ -80,7 +78,7 @@ def show_run(site: Site, request: Request) -> Response:
     }
     if is_part:
         page = site.render("run_live.html", **values)
-        view.cost_s = time.perf_counter() - began
+        view.budget.spend(time.thread_time() - began)
         return page
     return site.render(
         "run.html",
@@ -173,8 +171,8 @@ async def stream_run(site: Site, request: Request) -> Response:
                 elif time.monotonic() - said >= BEAT_S:
                     said = time.monotonic()
                     yield ": still here\n\n"
-                # Each change has the page read again, which may not fill the server.
-                least_s = max(LOOK_S, MOST_SHARE * view.cost_s)
+                # Each change has the page read again, beside a training perhaps.
+                least_s = max(LOOK_S, view.budget.pause_s)
                 most_s = _most_wait(site, view, is_told=waker.is_told)
                 await waker.wait(max(least_s, most_s), least_s)
 

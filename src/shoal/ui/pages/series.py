@@ -49,7 +49,8 @@ def send_series(site: Site, request: Request) -> Response:
     view = site.views.of(folder)
     view.advance()
     choice = choice_of(request)
-    return packed(charts_of(view, choice), marks_of(view, choice.x), choice)
+    with view.budget.spending():
+        return packed(charts_of(view, choice), marks_of(view, choice.x), choice)
 
 
 def packed(charts: Sequence[Chart], marks: Sequence[Mark], choice: Choice) -> Response:
