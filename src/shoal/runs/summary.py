@@ -60,8 +60,7 @@ class RunSummary(BaseModel):
         status: Running, finished, failed, interrupted, lost or damaged.
         strategy: Name of the strategy.
         setting: The strategy with the parameters that were given, as the command line
-            takes it; of runs of versions that did not
-            record it the name alone.
+            takes it; the name alone in runs of versions that did not record it.
         seed: Seed of the order of samples; None if none is recorded.
         workers: Planned number of training processes.
         started: ISO time with offset; "" if the run wrote nothing.

@@ -221,7 +221,7 @@ def _entry_of(run: RunSummary) -> ComparisonEntry:
         samples = points[-1].samples - points[0].samples
         span = points[-1].seconds - points[0].seconds
     return ComparisonEntry(
-        strategy=run.setting or run.strategy,
+        strategy=run.setting,
         workers=run.workers,
         seed=run.seed or 0,
         metrics=points[-1].metrics if points else {},
