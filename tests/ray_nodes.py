@@ -57,7 +57,7 @@ class RayNode:
         more: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self.mark = secrets.token_hex(8)
+        self.ip, self.mark = ip, secrets.token_hex(8)
         # Sockets lie in there, whose paths may have no more than 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="shr-", dir="/tmp"))
         where = [] if namespace is None else ["ip", "netns", "exec", namespace]

@@ -54,6 +54,7 @@ class TakeNode(keras.callbacks.Callback):
         self.cluster, self.root = cluster, root
         self.standby, self.is_cut = standby, is_cut
         self.seen = 0
+        self.there = 0
         self.lost: RayNode | None = None
         self.servers: list[psutil.Process] = []
 
@@ -68,12 +69,16 @@ class TakeNode(keras.callbacks.Callback):
         self.seen += 1
         if self.lost is not None or self.seen % 20:
             return
-        if self.kinds()["standby_ready"] < 2 * self.standby:
+        kinds = self.kinds()
+        if kinds["worker_started"] < 2 or kinds["standby_ready"] < 2 * self.standby:
             return
         for number, node in enumerate(self.cluster.nodes):
             found = [one for one in node.workers() if is_server(one)]
             if any("server 1" in one.cmdline()[0] for one in found):
                 self.servers, self.lost = found, node
+                nodes = [event.get("node") for event in self.events()
+                         if event["kind"] == "worker_started"]  # fmt: skip
+                self.there = nodes.count(node.ip)  # Ray may have put both there
                 if self.is_cut:
                     self.cluster.hosts.cut(number)
                 else:
@@ -102,7 +107,7 @@ def test_a_server_is_on_another_node_and_the_run_outlives_it(
     assert history.run.summary().samples_committed == epochs * ROWS
     assert take.kinds()["server_replaced"] == 1
     lost = [event for event in take.events() if event["kind"] == "worker_lost"]
-    assert len(lost) <= 1, lost  # the one of that node
+    assert len(lost) <= take.there, lost  # those of that node
     for node in cluster.nodes:
         left = [*node.workers(), *(take.servers if node is take.lost else [])]
         assert psutil.wait_procs(left, timeout=120)[1] == []
