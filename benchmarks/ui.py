@@ -166,6 +166,8 @@ def share(process: psutil.Process, span_s: float, each: Callable[[], Any]) -> fl
     return 100 * (sum(process.cpu_times()[:2]) - before) / span_s
 
 
+OPENED_S = 5.0
+"""Seconds after which an open page counts: before, it is loaded and drawn."""
 TRAINING = """
 import sys, keras, numpy as np, shoal
 x = np.random.default_rng(0).standard_normal((8192, 64)).astype("f4")
@@ -178,7 +180,14 @@ shoal.fit(model, x, (x[:, :1] > 0).astype("f4"), epochs=int(sys.argv[2]), worker
 
 
 def train(root: Path, epochs: int, watching: Callable[[str], Any]) -> float:
-    """Trains; returns samples a second between the first exchange and the last."""
+    """Trains; returns samples a second, from `OPENED_S` after the first exchange on.
+
+    Args:
+        root: Folder of runs.
+        epochs: Number of epochs.
+        watching: Called with the name of the run as soon as it is there, and again
+            without one, when the page has been open for so long.
+    """
     command = [sys.executable, "-c", TRAINING, str(root), str(epochs)]
     before = set(run_ids(root))
     env = {"KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
@@ -189,63 +198,131 @@ def train(root: Path, epochs: int, watching: Callable[[str], Any]) -> float:
             time.sleep(0.05)
         [name] = new
         watching(name)
+        folder = Folder.at(root).child(name)
+        while process.poll() is None and not has_exchanges(folder):
+            time.sleep(0.05)
+        time.sleep(OPENED_S)
+        watching("")
         process.wait()
-    folder = Folder.at(root).child(name)
     records = list(exchange_records(read_events(folder)))
-    steady = records[len(records) // 10 :]
+    since = records[0]["t"] + OPENED_S
+    steady = [record for record in records if record["t"] > since]
     span = steady[-1]["t"] - steady[0]["t"]
     return sum(record["samples"] for record in steady[1:]) / span
 
 
+def has_exchanges(folder: Folder) -> bool:
+    return any(event["kind"] == "exchanges" for event in read_events(folder))
+
+
 def read_as_a_page(base: str, cookie: str, run: str) -> subprocess.Popen[bytes]:
-    """Starts a program that asks for what a page asks for, and draws nothing."""
+    """Starts a program that reads what a page reads, and draws nothing."""
     own = f"{base}/runs/watched/{run}"
     code = f"""
-import urllib.request
-def ask(path):
-    return urllib.request.urlopen(urllib.request.Request(
-        {own!r} + path, headers={{"Cookie": {cookie!r}}}))
-for line in ask("/events"):
-    if line.startswith(b"event: change"):
-        ask("/series.json").read()
-        ask("?part=live").read()
+import json, urllib.request
+for line in urllib.request.urlopen(urllib.request.Request(
+        {own!r} + "/events", headers={{"Cookie": {cookie!r}}})):
+    if line.startswith(b"data: {{"):
+        json.loads(line[6:])
 """
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
 
 
-def cost(place: Path, browsers: Any, chromium: str | None, is_quick: bool) -> str:
-    """Trains without and with a watched page, in turns; returns medians and ranges."""
-    root, epochs = place / "watched", 10 if is_quick else 60
-    home = place / "other"
-    root.mkdir()
-    home.mkdir()
-    found: dict[str, list[float]] = {"alone": [], "watched": [], "drawn": []}
-    with served(root, home) as (link, _):
-        base, _, query = link.partition("/?")
-        browser = browsers.launch(executable_path=chromium, args=OPTIONS)
-        page = browser.new_context().new_page()
-        page.goto(f"{base}/help?{query}")
-        [cookie] = page.context.cookies()
-        named = f"{cookie['name']}={cookie['value']}"
-        page.goto("about:blank")
+def spent_s(programs: list[psutil.Process]) -> float:
+    """Returns the processor time of programs that live, and of what they started."""
+    found = 0.0
+    for program in programs:
+        for process in [program, *program.children(recursive=True)]:
+            found += sum(process.cpu_times()[:2])
+    return found
+
+
+class Cost:
+    """Trains without and with a watched page, in turns.
+
+    Attributes:
+        speeds: Way of watching -> samples a second of each training.
+        shares: Way of watching -> percent of the machine's processor time that the page
+            took, its server and its reader together.
+    """
+
+    def __init__(self, place: Path, browsers: Any, chromium: str | None) -> None:
+        self.root, self.home = place / "watched", place / "other"
+        self.root.mkdir()
+        self.home.mkdir()
+        self.browsers, self.chromium = browsers, chromium
+        self.speeds: dict[str, list[float]] = {"alone": [], "watched": [], "drawn": []}
+        self.shares: dict[str, list[float]] = {"watched": [], "drawn": []}
+
+    def measure(self, epochs: int, turns: int) -> None:
+        """Trains in turns."""
+        with served(self.root, self.home) as (link, server):
+            base, _, query = link.partition("/?")
+            browser = self.browsers.launch(executable_path=self.chromium, args=OPTIONS)
+            page = browser.new_context().new_page()
+            page.goto(f"{base}/help?{query}")
+            [cookie] = page.context.cookies()
+            named = f"{cookie['name']}={cookie['value']}"
+            page.goto("about:blank")
+            for _ in range(turns):
+                self.speeds["alone"].append(train(self.root, epochs, lambda _: None))
+                self._read(base, named, server, epochs)
+                self._draw(base, page, server, epochs)
+            browser.close()
+
+    def _read(
+        self, base: str, cookie: str, server: psutil.Process, epochs: int
+    ) -> None:
+        """Trains as a program reads what a page reads."""
         programs: list[subprocess.Popen[bytes]] = []
 
-        def watch_it(run: str) -> None:
-            programs.append(read_as_a_page(base, named, run))
+        def begin(run: str) -> list[psutil.Process]:
+            programs.append(read_as_a_page(base, cookie, run))
+            return [server, psutil.Process(programs[0].pid)]
 
-        def draw_it(run: str) -> None:
+        self._train("watched", epochs, begin)
+        programs[0].terminate()
+        programs[0].wait()
+
+    def _draw(self, base: str, page: Page, server: psutil.Process, epochs: int) -> None:
+        """Trains as a browser shows the page."""
+
+        def begin(run: str) -> list[psutil.Process]:
             page.goto(f"{base}/runs/watched/{run}")
+            mains = [
+                process
+                for process in psutil.Process().children(recursive=True)
+                if "--headless" in (words := process.cmdline())
+                and not any(word.startswith("--type=") for word in words)
+            ]
+            return [server, *mains]
 
-        for _ in range(1 if is_quick else 5):
-            found["alone"].append(train(root, epochs, lambda _: None))
-            found["watched"].append(train(root, epochs, watch_it))
-            programs[-1].terminate()
-            programs[-1].wait()
-            found["drawn"].append(train(root, epochs, draw_it))
-            page.goto("about:blank")
-        browser.close()
+        self._train("drawn", epochs, begin)
+        page.goto("about:blank")
+
+    def _train(
+        self, way: str, epochs: int, begin: Callable[[str], list[psutil.Process]]
+    ) -> None:
+        programs: list[psutil.Process] = []
+        began, before = 0.0, 0.0
+
+        def watching(run: str) -> None:
+            nonlocal began, before
+            if run:
+                programs.extend(begin(run))
+            else:
+                began, before = time.monotonic(), spent_s(programs)
+
+        self.speeds[way].append(train(self.root, epochs, watching))
+        took = (time.monotonic() - began) * (os.cpu_count() or 1)
+        self.shares[way].append(100 * (spent_s(programs) - before) / took)
+
+
+def in_words(found: dict[str, list[float]], digits: int) -> str:
+    """Returns medians and ranges."""
     return " / ".join(
-        f"{st.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+        f"{st.median(values):,.{digits}f} "
+        f"({min(values):,.{digits}f} to {max(values):,.{digits}f})"
         for values in found.values()
     )
 
@@ -330,9 +407,12 @@ def main() -> None:
             browser.close()
             live.finish("finished")
             long.finish("finished")
-            speeds = cost(root.parent, playwright.chromium, chromium, is_quick)
+            cost = Cost(root.parent, playwright.chromium, chromium)
+            cost.measure(*((40, 1) if is_quick else (160, 5)))
             tell(("training alone / watched by a program / in chromium, samples/s",
-                  "within 1 %", speeds))  # fmt: skip
+                  "within 1 %", in_words(cost.speeds, 0)))  # fmt: skip
+            tell(("processor time of the machine for the page: program / chromium",
+                  "below 1 %", in_words(cost.shares, 2)))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,14 +14,14 @@ def test_after_a_rest_pages_are_read_at_once() -> None:
     clock = SettableClock(100.0)
     budget = Budget(clock)
     for _ in range(15):
-        budget.spend(0.06)
+        budget.spend(MOST_S / 16)
         assert budget.pause_s == 0.0
     clock.now += MOST_S / SHARE
     budget.spend(MOST_S)
     assert budget.pause_s == 0.0
 
 
-@given(st.lists(st.floats(0.001, 0.09), min_size=20, max_size=200))
+@given(st.lists(st.floats(0.001, MOST_PAUSE_S * SHARE), min_size=20, max_size=200))
 def test_pages_that_are_read_without_end_take_a_small_share(costs: list[float]) -> None:
     """A page is read again as soon as something is left; reading takes time itself."""
     clock = SettableClock(0.0)

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from shoal.ui.charts import Mark, Series, draw, sampled, smoothed, ticks, within
+from shoal.ui.charts import (
+    Mark,
+    Points,
+    Series,
+    draw,
+    sampled,
+    smoothed,
+    ticks,
+    within,
+)
 from shoal.ui.curves import forward, merged_loss
 from shoal.ui.live import Exchanges
+from shoal.ui.pages.series import _values
 
 NUMBERS = some.floats(-1e9, 1e9, allow_nan=False)
+
+
+def points_of(pairs: list[tuple[float, float]]) -> Points:
+    return Points.of([x for x, _ in pairs], [y for _, y in pairs])
+
+
+def pairs_of(points: Points) -> list[tuple[float, float]]:
+    return list(zip(points.x.tolist(), points.y.tolist(), strict=True))
 
 
 @given(some.lists(NUMBERS, max_size=400), some.integers(4, 60))
 def test_samples_keep_lowest_and_highest_values(values: list[float], most: int):
     points = [(float(at), value) for at, value in enumerate(values)]
-    found = sampled(points, most)
+    found = pairs_of(sampled(points_of(points), most))
     assert len(found) <= max(4, most)
     assert found == sorted(found)
     assert set(found) <= set(points)
@@ -40,7 +60,10 @@ def test_a_chart_is_well_formed_whatever_its_names():
     points = [(float(at), 1.0 / (at + 1)) for at in range(9)]
     hostile = '</svg><script>alert(1)</script>"&'
     text = draw(
-        [Series(name=hostile, points=points), Series(name="none", points=[])],
+        [
+            Series(name=hostile, points=points_of(points)),
+            Series(name="none", points=Points()),
+        ],
         [Mark(x=3.0, text=hostile), Mark(x=99.0, text="outside")],
         x_label=hostile,
         title=hostile,
@@ -53,16 +76,17 @@ def test_a_chart_is_well_formed_whatever_its_names():
 
 def test_a_logarithmic_axis_leaves_out_values_up_to_zero():
     points = [(0.0, 0.0), (1.0, 0.01), (2.0, 100.0), (3.0, -1.0)]
-    text = draw([Series(name="x", points=points)], x_label="x", title="x", is_log=True)
+    lines = [Series(name="x", points=points_of(points))]
+    text = draw(lines, x_label="x", title="x", is_log=True)
     assert text.count(",") >= 2
-    assert draw([Series(name="x", points=[(0.0, 0.0)])], x_label="x", title="x",
-                is_log=True) == ""  # fmt: skip
+    lines = [Series(name="x", points=Points.of([0], [0]))]
+    assert draw(lines, x_label="x", title="x", is_log=True) == ""
 
 
 @given(some.lists(NUMBERS, min_size=1, max_size=200), some.floats(0.0, 0.99))
 def test_smoothing_stays_between_lowest_and_highest(values: list[float], factor: float):
     points = [(float(at), value) for at, value in enumerate(values)]
-    found = smoothed(points, factor)
+    found = pairs_of(smoothed(points_of(points), factor))
     slack = 1e-9 * max(1.0, *map(abs, values))
     assert [x for x, _ in found] == [x for x, _ in points]
     assert all(min(values) - slack <= y <= max(values) + slack for _, y in found)
@@ -75,7 +99,7 @@ def test_a_window_has_its_points_and_a_neighbour_at_each_side(
 ):
     low, high = sorted((one, other))
     points = [(x, 0.0) for x in sorted(xs)]
-    found = within(points, (low, high))
+    found = pairs_of(within(points_of(points), (low, high)))
     inside = [point for point in points if low <= point[0] <= high]
     assert [point for point in found if low <= point[0] <= high] == inside
     assert len(found) <= len(inside) + 2
@@ -83,7 +107,7 @@ def test_a_window_has_its_points_and_a_neighbour_at_each_side(
 
 @given(some.lists(some.tuples(NUMBERS, NUMBERS), max_size=60))
 def test_what_a_rollback_undid_is_left_out(points: list[tuple[float, float]]):
-    found = forward(points)
+    found = pairs_of(forward(points_of(points)))
     assert [x for x, _ in found] == sorted(x for x, _ in found)
     if points:
         assert found[-1] == points[-1]
@@ -106,7 +130,49 @@ def test_a_merged_loss_lies_between_those_of_workers(
         found.rows.append(64)
         found.loss.append(loss)
         found.rank.append(at % workers)
-    points = merged_loss(found, "samples")
+    points = pairs_of(merged_loss(found, "samples"))
     slack = 1e-9 * max(losses)
     assert [x for x, _ in points] == sorted(x for x, _ in points)
     assert all(min(losses) - slack <= y <= max(losses) + slack for _, y in points)
+
+
+SOME_LOSSES = some.lists(
+    some.tuples(
+        some.one_of(some.floats(0.0, 100.0), some.just(math.nan), some.just(math.inf)),
+        some.integers(0, 3),
+        some.integers(0, 64),
+    ),
+    max_size=60,
+)
+
+
+@given(SOME_LOSSES)
+def test_a_merged_loss_is_the_mean_of_as_many_exchanges_as_workers(
+    exchanges: list[tuple[float, int, int]],
+):
+    found = Exchanges()
+    expected: list[tuple[float, float]] = []
+    seen, total, weight = set[int](), 0.0, 0
+    for at, (loss, rank, rows) in enumerate(exchanges):
+        found.samples.append(float(at))
+        found.rows.append(rows)
+        found.loss.append(loss)
+        found.rank.append(rank)
+        if not math.isfinite(loss):
+            continue
+        seen.add(rank)
+        total, weight = total + loss * rows, weight + rows
+        if (at + 1) % len(seen) == 0:
+            expected += [(at, total / weight)] if weight else []
+            total = weight = 0
+    points = merged_loss(found, "samples")
+    assert points.x.tolist() == [x for x, _ in expected]
+    assert points.y.tolist() == pytest.approx([y for _, y in expected])
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, 1.0, -0.1, 1 / 3, 12345.678, 3e-7, 2e20, 344064]
+)
+def test_values_of_charts_have_six_digits(value: float):
+    assert _values(np.array([value])) == [pytest.approx(value, rel=1e-5)]
+    assert len(str(_values(np.array([value]))[0]).replace("-", "")) <= 12

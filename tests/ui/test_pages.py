@@ -18,13 +18,14 @@ from shoal.runs.store import create
 from shoal.ui.app import CHANGE
 from shoal.ui.curves import AXES
 from shoal.ui.pages.run import EVENTS_FILE
+from shoal.ui.pages.run_parts import PARTS
 from tests.ui.conftest import Served, Serving, make_run
 
 SCRIPT = "<script>alert(1)</script>"
 
 
 def links_of(text: str) -> set[str]:
-    found = re.findall(r'(?:href|src|action|data-events|data-live)="([^"]+)"', text)
+    found = re.findall(r'(?:href|src|action|data-events)="([^"]+)"', text)
     return {link.replace("&amp;", "&") for link in found if not link.startswith("#")}
 
 
@@ -102,7 +103,7 @@ def test_the_page_of_a_run_shows_its_events(serving: Serving, root: Path):
     run.write_plan({"strategy": SCRIPT, "explained": f"2 workers {SCRIPT}"})
     served = serving.start(root)
     page = f"/runs/runs/{run.id}"
-    for query in ("", "?x=seconds", "?x=epoch&scale=log", "?x=<&part=live"):
+    for query in ("", "?x=seconds", "?x=epoch&scale=log", "?x=<"):
         text = served.ask(f"/runs/runs/{run.id}{query}").text
         assert "worker 1 lost: killed by SIGKILL" in text
         assert text.count('<svg class="chart"') == 2 - ("x=epoch" in query)
@@ -421,7 +422,7 @@ class Stream:
 
 def test_a_stream_reports_changes_and_the_end(serving: Serving, root: Path):
     run = make_run(root, "fish", status="running")
-    served = serving.start(root)
+    served = serving.start(root, has_charts=True)
     path = f"/runs/runs/{run.id}/events"
     stream = Stream(served, path)
     assert stream.answer.headers["content-type"].startswith("text/event-stream")
@@ -432,6 +433,14 @@ def test_a_stream_reports_changes_and_the_end(serving: Serving, root: Path):
         file.write(encode({"kind": "worker_lost", "rank": 0, "t": 9.0}))
     second = stream.next()
     assert int(second["id"]) > int(first["id"])
+    whole, news = (json.loads(event["data"]) for event in (first, second))
+    # Only what has changed is sent: what happened, and a mark, but no curve.
+    assert set(whole["parts"]) == set(PARTS)
+    assert {"moments", "workers"} <= set(news["parts"]) < set(PARTS)
+    assert "worker 0 lost" in news["parts"]["moments"]
+    assert all(chart["lines"] for chart in whole["series"]["charts"])
+    assert all("same" in chart for chart in news["series"]["charts"])
+    assert len(news["series"]["marks"]) == len(whole["series"]["marks"]) + 1
     shutil.rmtree(root / run.id)
     assert stream.next()["event"] == "removed"
     stream.close()
@@ -441,15 +450,29 @@ def test_a_page_that_has_just_been_read_is_not_told_to_read_again(
     serving: Serving, root: Path
 ):
     run = make_run(root, "fish", status="running")
-    served = serving.start(root)
+    served = serving.start(root, has_charts=True)
     text = served.ask(f"/runs/runs/{run.id}").text
-    [path] = re.findall(r'data-events="([^"]+)"', text)
-    seen = int(path.rpartition("seen=")[2])
-    stream = Stream(served, path)
+    [(path, version)] = re.findall(r'data-events="([^"]+)" data-version="(\d+)"', text)
+    seen = int(version)
+    stream = Stream(served, f"{path}?seen={seen}")
     segment = max((root / run.id / "events").iterdir())
     with segment.open("ab") as file:
         file.write(encode({"kind": "worker_lost", "rank": 0, "t": 9.0}))
     assert int(stream.next()["id"]) > seen
+    stream.close()
+
+
+def test_a_stream_sends_what_its_address_asks_for(serving: Serving, root: Path):
+    run = make_run(root, "fish", status="running")
+    served = serving.start(root, has_charts=True)
+    for query, axis in (("x=epoch", "epoch"), ("x=<", "samples"), ("", "samples")):
+        stream = Stream(served, f"/runs/runs/{run.id}/events?{query}")
+        assert json.loads(stream.next()["data"])["series"]["x"] == axis
+        stream.close()
+    stream = Stream(served, f"/runs/runs/{run.id}/events?draw=svg")
+    news = json.loads(stream.next()["data"])
+    assert "series" not in news
+    assert '<svg class="chart"' in news["parts"]["pictures"]
     stream.close()
 
 

@@ -52,6 +52,25 @@ def test_reading_wakes_nobody(tmp_path: Path):
     asyncio.run(waits())
 
 
+def test_who_rests_is_told_nothing_until_the_rest_is_over(tmp_path: Path):
+    async def waits() -> None:
+        folder, watcher = Folder.at(tmp_path), Watcher()
+        async with watcher.watching([folder]) as one, watcher.watching([folder]) as two:
+            rest = asyncio.create_task(watcher.rest(one, 0.5))
+            await asyncio.sleep(0)
+            (tmp_path / "file").write_text("x")
+            await two.wait(LONG_S)
+            await rest
+            assert one.woken == float("-inf")
+            assert one.is_told
+            (tmp_path / "file").write_text("y")
+            await one.wait(LONG_S)
+            assert one.woken > float("-inf")
+        watcher.close()
+
+    asyncio.run(waits())
+
+
 def test_time_wakes_where_nothing_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -25,6 +25,7 @@ from shoal.ui.pages import (
     new,
     run,
     run_list,
+    run_stream,
     series,
 )
 from shoal.ui.site import HERE, STATIC, Site
@@ -41,7 +42,7 @@ READ: dict[str, Page] = {
     "/new/check": new.send_check,
     "/new/started/{root}/{key}": new.show_started,
     "/runs/{root}/{run}": run.show_run,
-    "/runs/{root}/{run}/events": run.stream_run,
+    "/runs/{root}/{run}/events": run_stream.stream_run,
     "/runs/{root}/{run}/logs": logs.show_logs,
     "/runs/{root}/{run}/logs/found": logs.send_found,
     "/runs/{root}/{run}/logs/new": logs.send_new,

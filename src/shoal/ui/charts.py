@@ -7,21 +7,50 @@ lowest and the highest stay, never every n-th, so that no peak disappears.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TypeAlias, final
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from shoal.terminal import one_line, without_colours
 
-Points: TypeAlias = list[tuple[float, float]]
+Numbers: TypeAlias = NDArray[np.float64]
 
-MOST_POINTS = 4000
+MOST_POINTS = 2000
 MOST_TEXT = 300
 WIDTH, HEIGHT = 960, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 40
 _TICKS = 6
+
+
+@final
+@dataclass(frozen=True)
+class Points:
+    """Points of a line.
+
+    Args:
+        x: Their places, shape `(points,)`.
+        y: Their values, shape `(points,)`.
+    """
+
+    x: Numbers = field(default_factory=lambda: np.empty(0))
+    y: Numbers = field(default_factory=lambda: np.empty(0))
+
+    @classmethod
+    def of(cls, x: ArrayLike, y: ArrayLike) -> Points:
+        """Returns points of any two sequences of the same length."""
+        return cls(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
+
+    def __len__(self) -> int:
+        """Returns how many there are."""
+        return len(self.x)
+
+    def take(self, which: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Points:
+        """Returns some of them."""
+        return Points(self.x[which], self.y[which])
 
 
 @final
@@ -56,7 +85,7 @@ class Mark:
     is_usual: bool = False
 
 
-def sampled(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Points:
+def sampled(points: Points, most: int = MOST_POINTS) -> Points:
     """Returns at most `most` points: first, last, lowest and highest of each slice.
 
     Args:
@@ -64,27 +93,24 @@ def sampled(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> P
         most: Limit, at least 4.
 
     Example:
-        >>> line = [(float(i), 9.0 if i == 55 else 0.0) for i in range(100)]
-        >>> max(y for _, y in sampled(line, 8)), len(sampled(line, 8)) <= 8
-        (9.0, True)
+        >>> line = Points.of(range(100), [9.0 if i == 55 else 0.0 for i in range(100)])
+        >>> max(sampled(line, 8).y), len(sampled(line, 8)) <= 8
+        (np.float64(9.0), True)
     """
-    if len(points) <= most:
-        return list(points)
-    inner = points[1:-1]
-    slices = max(1, (most - 2) // 2)
-    size = len(inner) / slices
-    found = [points[0]]
-    for number in range(slices):
-        part = inner[math.floor(number * size) : math.floor((number + 1) * size)]
-        if not part:
-            continue
-        low = min(range(len(part)), key=lambda at: part[at][1])
-        high = max(range(len(part)), key=lambda at: part[at][1])
-        found += [part[at] for at in sorted({low, high})]
-    return [*found, points[-1]]
+    count = len(points)
+    if count <= most:
+        return points
+    # Slices of the same width, the last one filled up with the last point but one.
+    width = math.ceil((count - 2) / ((most - 2) // 2))
+    starts = np.arange(1, count - 1, width)
+    slices = np.minimum(starts[:, None] + np.arange(width), count - 2)
+    values = points.y[slices]
+    low = slices[np.arange(len(starts)), values.argmin(axis=1)]
+    high = slices[np.arange(len(starts)), values.argmax(axis=1)]
+    return points.take(np.unique(np.concatenate(([0, count - 1], low, high))))
 
 
-def smoothed(points: Sequence[tuple[float, float]], factor: float) -> Points:
+def smoothed(points: Points, factor: float) -> Points:
     """Returns the exponential mean of points, without a pull to 0 at its beginning.
 
     Args:
@@ -92,30 +118,30 @@ def smoothed(points: Sequence[tuple[float, float]], factor: float) -> Points:
         factor: Weight of what came before, in [0, 1).
 
     Example:
-        >>> smoothed([(0.0, 4.0), (1.0, 4.0), (2.0, 0.0)], 0.5)[:2]
-        [(0.0, 4.0), (1.0, 4.0)]
+        >>> smoothed(Points.of([0, 1, 2], [4, 4, 0]), 0.5).y[:2].tolist()
+        [4.0, 4.0]
     """
-    found: Points = []
+    means: list[float] = []
     mean = weight = 0.0
-    for x, y in points:
+    for y in points.y.tolist():
         mean = factor * mean + (1 - factor) * y
         weight = factor * weight + (1 - factor)
-        found.append((x, mean / weight))
-    return found
+        means.append(mean / weight)
+    return Points.of(points.x, means)
 
 
 def within(points: Points, window: tuple[float, float] | None) -> Points:
     """Returns the points of a window of x, and one more at each of its sides.
 
     Example:
-        >>> within([(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (3.0, 1.0)], (1.5, 1.6))
-        [(1.0, 1.0), (2.0, 1.0)]
+        >>> within(Points.of([0, 1, 2, 3], [1, 1, 1, 1]), (1.5, 1.6)).x.tolist()
+        [1.0, 2.0]
     """
     if window is None:
         return points
-    first = bisect_left(points, (window[0], -math.inf))
-    last = bisect_right(points, (window[1], math.inf))
-    return points[max(0, first - 1) : last + 1]
+    first = int(np.searchsorted(points.x, window[0], side="left"))
+    last = int(np.searchsorted(points.x, window[1], side="right"))
+    return points.take(slice(max(0, first - 1), last + 1))
 
 
 def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
@@ -251,7 +277,9 @@ def _axes(
     return parts
 
 
-def _usable(points: Points, *, is_log: bool) -> Points:
-    if not is_log:
-        return sampled(points)
-    return sampled([(x, math.log10(y)) for x, y in points if y > 0])
+def _usable(points: Points, *, is_log: bool) -> list[tuple[float, float]]:
+    if is_log:
+        points = points.take(points.y > 0)
+        points = Points(points.x, np.log10(points.y))
+    found = sampled(points)
+    return list(zip(found.x.tolist(), found.y.tolist(), strict=True))

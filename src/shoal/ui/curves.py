@@ -7,12 +7,24 @@ epochs give metrics. All points enter smoothing; sampling for the screen comes l
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, final
 
-from shoal.ui.charts import MOST_POINTS, Mark, Points, Series, sampled, smoothed, within
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.ui.charts import (
+    MOST_POINTS,
+    Mark,
+    Numbers,
+    Points,
+    Series,
+    sampled,
+    smoothed,
+    within,
+)
 from shoal.ui.live import Exchanges, RunView
 from shoal.ui.moments import Moment
 
@@ -86,7 +98,7 @@ class Choice:
                 continue
             drawn = sampled(within(points, self.window), limit)
             found.append(Series(name=one.name, points=drawn, style=one.style))
-        return [one for one in found if one.points]
+        return [one for one in found if len(one.points)]
 
 
 def charts_of(view: RunView, choice: Choice) -> list[Chart]:
@@ -97,11 +109,11 @@ def charts_of(view: RunView, choice: Choice) -> list[Chart]:
             lines = _losses(view.exchanges, choice.x) if name == "loss" else []
             lines += epoch_lines(view.epochs, name, choice.x)
             found.append(Chart(name=name, lines=choice.shown(lines)))
-        rate = [
-            (_place(epoch, choice.x), float(epoch["learning_rate"]))
-            for epoch in view.epochs
-            if epoch["learning_rate"] is not None
-        ]
+        rated = [e for e in view.epochs if e["learning_rate"] is not None]
+        rate = Points.of(
+            [_place(epoch, choice.x) for epoch in rated],
+            [float(epoch["learning_rate"]) for epoch in rated],
+        )
         line = Series(name="learning rate", points=rate, style="s0 bold")
         found.append(Chart(name="learning rate", lines=choice.shown([line])))
         if choice.x != "epoch":
@@ -123,57 +135,59 @@ def merged_loss(exchanges: Exchanges, x: str) -> Points:
 
     A point is the mean of as many exchanges as there are workers, weighed by samples.
     """
-    points: Points = []
-    total = weight = 0.0
-    seen: set[int] = set()
-    count = 0
-    for at, (place, loss, rank) in enumerate(
-        zip(places(exchanges, x), exchanges.loss, exchanges.rank, strict=True)
-    ):
-        rows = exchanges.rows[at]
-        if math.isnan(loss):
-            continue
-        if rank not in seen:
-            seen.add(rank)
-            count = len(seen)
-        total, weight = total + loss * rows, weight + rows
-        if (at + 1) % count == 0 and weight > 0:
-            points.append((place, total / weight))
-            total = weight = 0.0
-    return forward(points)
+    loss, rank = copied(exchanges.loss), np.array(exchanges.rank, dtype=np.int64)
+    valid = np.flatnonzero(np.isfinite(loss))
+    if not len(valid):
+        return Points()
+    is_new = np.zeros(len(valid), dtype=np.int64)
+    is_new[np.unique(rank[valid], return_index=True)[1]] = 1
+    workers = np.cumsum(is_new)  # that were seen until then
+    ends = np.flatnonzero((valid + 1) % workers == 0)
+    if not len(ends):
+        return Points()
+    rows = copied(exchanges.rows)[valid]
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    upto = ends[-1] + 1
+    weight = np.add.reduceat(rows[:upto], starts)
+    total = np.add.reduceat((loss[valid] * rows)[:upto], starts)
+    known = weight > 0
+    at = places(exchanges, x)[valid[ends[known]]]
+    return forward(Points(at, total[known] / weight[known]))
 
 
 def forward(points: Points) -> Points:
     """Returns points whose x never goes back: what a rollback undid is left out.
 
     Example:
-        >>> forward([(1.0, 9.0), (3.0, 8.0), (2.0, 7.0), (4.0, 6.0)])
-        [(1.0, 9.0), (2.0, 7.0), (4.0, 6.0)]
+        >>> forward(Points.of([1, 3, 2, 4], [9, 8, 7, 6])).x.tolist()
+        [1.0, 2.0, 4.0]
     """
-    found: Points = []
-    for point in points:
-        while found and found[-1][0] > point[0]:
-            found.pop()
-        found.append(point)
-    return found
+    lowest_after = np.minimum.accumulate(points.x[::-1])[::-1]
+    return points.take(points.x <= lowest_after)
 
 
-def places(exchanges: Exchanges, x: str) -> Sequence[float]:
+def copied(column: array[float]) -> Numbers:
+    """Returns a column as an array of its own: it may grow meanwhile."""
+    return np.array(column, dtype=np.float64)
+
+
+def places(exchanges: Exchanges, x: str) -> Numbers:
     """Returns the place of each exchange on an axis."""
     if x == "samples":
-        return exchanges.samples
-    return exchanges.time if x == "time" else exchanges.t
+        return copied(exchanges.samples)
+    return copied(exchanges.time if x == "time" else exchanges.t)
 
 
 def epoch_lines(epochs: Sequence[dict[str, Any]], name: str, x: str) -> list[Series]:
     """Returns a metric at the ends of epochs, and that of the validation."""
     found: list[Series] = []
     for key, style in ((name, "s0 bold"), (f"val_{name}", "s1 d1 bold")):
-        points: Points = []
+        pairs: list[tuple[float, float]] = []
         for epoch in epochs:
             value = epoch["metrics"].get(key)
             if isinstance(value, (int, float)) and math.isfinite(value):
-                points.append((_place(epoch, x), float(value)))
+                pairs.append((_place(epoch, x), float(value)))
+        points = Points.of([x for x, _ in pairs], [y for _, y in pairs])
         found.append(Series(name=key, points=forward(points), style=style))
     return found
 
@@ -189,16 +203,18 @@ def _losses(exchanges: Exchanges, x: str) -> list[Series]:
     """Returns the losses of exchanges: of each worker faint, of all together."""
     if x == "epoch":
         return []
-    drawn = sorted(set(exchanges.rank))[:MOST_FAINT]
-    of_rank: dict[int, Points] = {rank: [] for rank in drawn if len(drawn) > 1}
-    for place, loss, rank in zip(
-        places(exchanges, x), exchanges.loss, exchanges.rank, strict=True
-    ):
-        if rank in of_rank and loss == loss:  # not NaN
-            of_rank[rank].append((place, loss))
+    ranks = np.array(exchanges.rank, dtype=np.int64)
+    drawn = np.unique(ranks)[:MOST_FAINT].tolist()
+    points = Points(places(exchanges, x), copied(exchanges.loss))
+    is_known = np.isfinite(points.y)
     faint = [
-        Series(name=f"worker {rank}", points=forward(points), style="faint")
-        for rank, points in of_rank.items()
+        Series(
+            name=f"worker {rank}",
+            points=forward(points.take(is_known & (ranks == rank))),
+            style="faint",
+        )
+        for rank in drawn
+        if len(drawn) > 1
     ]
     merged = Series(
         name=EXCHANGE_LOSS, points=merged_loss(exchanges, x), style="s0 thin"
@@ -208,27 +224,27 @@ def _losses(exchanges: Exchanges, x: str) -> list[Series]:
 
 def _speed(exchanges: Exchanges, choice: Choice) -> list[Chart]:
     """Returns samples a second, and staleness, in slices of equal time."""
-    times, at = exchanges.t, places(exchanges, choice.x)
+    times, at = copied(exchanges.t), places(exchanges, choice.x)
     if len(times) < 2 or not times[-1] > times[0]:
         return []
-    width = (times[-1] - times[0]) / min(BINS, len(times) - 1)
-    speed: Points = []
-    middle: Points = []
-    highest: Points = []
-    start, since, done = 0, times[0], exchanges.samples[0]
-    for place in range(1, len(times)):
-        if times[place] - since < width and place + 1 < len(times):
-            continue
-        samples, span = exchanges.samples[place], times[place] - since
-        if span > 0 and samples >= done:
-            speed.append((at[place], (samples - done) / span))
-        waits = exchanges.staleness[start : place + 1]
-        middle.append((at[place], float(median(waits))))
-        highest.append((at[place], float(max(waits))))
-        start, since, done = place + 1, times[place], samples
+    ends = _slices(times)
+    starts = np.concatenate(([0], ends[:-1]))
+    samples = copied(exchanges.samples)
+    span, done = times[ends] - times[starts], samples[ends] - samples[starts]
+    known = (span > 0) & (done >= 0)
+    speed = Points(at[ends[known]], done[known] / span[known])
     line = Series(name="samples/s", points=forward(speed), style="s0 bold")
     charts = [Chart(name="samples/s", part="speed", lines=choice.shown([line]))]
     if any(exchanges.staleness):
+        waits = np.array(exchanges.staleness, dtype=np.int64)
+        # In the order of the slices, and within a slice from the lowest to the highest.
+        slice_of = np.searchsorted(ends, np.arange(len(waits)), side="left")
+        waits = waits[np.lexsort((waits, slice_of))]
+        firsts = np.concatenate(([0], ends[:-1] + 1))
+        counts = ends + 1 - firsts
+        low, high = waits[firsts + (counts - 1) // 2], waits[firsts + counts // 2]
+        middle = Points.of(at[ends], (low + high) / 2)
+        highest = Points.of(at[ends], waits[ends])
         lines = [
             Series(name="highest", points=forward(highest), style="s1 d1 thin"),
             Series(name="median", points=forward(middle), style="s0 bold"),
@@ -237,8 +253,18 @@ def _speed(exchanges: Exchanges, choice: Choice) -> list[Chart]:
     return charts
 
 
+def _slices(times: Numbers) -> NDArray[np.int64]:
+    """Returns the last exchange of each slice of time; the first begins at 0."""
+    last = len(times) - 1
+    count = min(BINS, last)
+    edges = times[0] + (times[-1] - times[0]) * np.arange(1, count + 1) / count
+    ends = np.searchsorted(np.maximum.accumulate(times), edges, side="left")
+    ends[-1] = last
+    return np.unique(np.clip(ends, 1, last))
+
+
 def _fit(points: Points, *, is_log: bool) -> Points:
-    return [point for point in points if point[1] > 0] if is_log else points
+    return points.take(points.y > 0) if is_log else points
 
 
 def _place(epoch: dict[str, Any], x: str) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from itertools import accumulate
 from typing import Any, final
 
 from shoal.errors import ShoalError
+from shoal.launchers.cores import count_cores
 from shoal.runs.events import Event, exchange_columns
 from shoal.runs.folder import Folder
 from shoal.runs.following import Follow
@@ -71,7 +73,7 @@ class RunView:
         # Of the clock, so that it is not one that a server before this one has told.
         self.version = int(1000 * time.time())
         self.damage = ""
-        self.budget = Budget(clock)
+        self.budget = Budget(clock, count_cores())
         self.exchanges = Exchanges()
         self.spent: dict[int, list[float]] = {}
         """Rank -> its seconds of compute, data, wait and exchange."""
@@ -158,9 +160,7 @@ class RunView:
             times, samples = self.exchanges.t, self.exchanges.samples
             if len(times) < 2:
                 return None
-            first = len(times) - 1
-            while first > 0 and times[-1] - times[first] < _SPEED_S:
-                first -= 1
+            first = max(0, bisect_right(times, times[-1] - _SPEED_S) - 1)
             span = times[-1] - times[first]
             return (samples[-1] - samples[first]) / span if span > 0 else None
 

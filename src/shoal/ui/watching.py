@@ -46,13 +46,16 @@ KINDS: list[type[FileSystemEvent]] = [
 class Waker(FileSystemEventHandler):
     """Wakes one coroutine, from any thread.
 
+    Args:
+        places: Paths of the folders whose changes wake it, if they are told.
+
     Attributes:
         is_told: Whether changes wake it. Otherwise it looks as often as it can afford.
         woken: Monotonic seconds when it was woken last.
     """
 
-    def __init__(self) -> None:
-        self.is_told = False
+    def __init__(self, places: Sequence[str] = ()) -> None:
+        self.places, self.is_told = places, False
         self.woken = float("-inf")
         self._loop = asyncio.get_running_loop()
         self._changed, self._over = asyncio.Event(), asyncio.Event()
@@ -83,9 +86,12 @@ class Waker(FileSystemEventHandler):
         """
         with anyio.move_on_after(most_s):
             await self._changed.wait()
-        left_s = self._waited + least_s - time.monotonic()
-        if left_s > 0:
-            with anyio.move_on_after(left_s):
+        await self.rest(self._waited + least_s - time.monotonic())
+
+    async def rest(self, seconds: float) -> None:
+        """Waits, whatever changes meanwhile."""
+        if seconds > 0:
+            with anyio.move_on_after(seconds):
                 await self._over.wait()
         if not self._over.is_set():
             self._changed.clear()
@@ -110,16 +116,29 @@ class Watcher:
     @asynccontextmanager
     async def watching(self, folders: Sequence[Folder]) -> AsyncGenerator[Waker]:
         """Yields what waits for changes directly in some folders, not below them."""
-        waker = Waker()
-        self._wakers.add(waker)
         places = [folder.path for folder in folders if folder.is_local]
+        waker = Waker(places if len(places) == len(folders) else [])
+        self._wakers.add(waker)
         try:
-            if len(places) == len(folders):
-                waker.is_told = await anyio.to_thread.run_sync(self._add, waker, places)
+            await self._watch_for(waker)
             yield waker
         finally:
             self._wakers.discard(waker)
-            self._remove(waker, places)
+            self._remove(waker)
+
+    async def rest(self, waker: Waker, seconds: float) -> None:
+        """Has a coroutine wait without being told of changes.
+
+        Each change that is told costs about 1 ms of processor time, though nobody waits
+        for it.
+        """
+        self._remove(waker)
+        await waker.rest(seconds)
+        await self._watch_for(waker)
+
+    async def _watch_for(self, waker: Waker) -> None:
+        if waker.places:
+            waker.is_told = await anyio.to_thread.run_sync(self._add, waker)
 
     def end_waits(self) -> None:
         """Ends all waits, as the server ends."""
@@ -135,13 +154,13 @@ class Watcher:
             observer.stop()
             observer.join()
 
-    def _add(self, waker: Waker, places: Sequence[str]) -> bool:
+    def _add(self, waker: Waker) -> bool:
         """Watches folders; returns whether changes of all of them are told."""
-        if not all(map(tells_changes, places)):
+        if not all(map(tells_changes, waker.places)):
             return False
         try:
             with self._lock:
-                for place in places:
+                for place in waker.places:
                     self._watch(place, waker)
         except OSError:  # a folder is gone, or the system has no watch left
             return False
@@ -155,9 +174,9 @@ class Watcher:
         watch = self._observer.schedule(waker, place, event_filter=KINDS)
         self._watches.setdefault(place, (watch, set()))[1].add(waker)
 
-    def _remove(self, waker: Waker, places: Sequence[str]) -> None:
+    def _remove(self, waker: Waker) -> None:
         with self._lock:
-            for place in places:
+            for place in waker.places:
                 watch, wakers = self._watches.get(place, (None, set[Waker]()))
                 if self._observer is None or watch is None or waker not in wakers:
                     continue

@@ -239,10 +239,10 @@ def _exchange_line(one: Compared, choice: Choice) -> Series:
 
 
 def _points(run: RunSummary, name: str, x: str) -> Points:
-    points: Points = []
+    pairs: list[tuple[float, float]] = []
     for end, metrics in zip(run.epoch_ends, run.metrics, strict=False):
         value = metrics.get(name)
         if isinstance(value, (int, float)) and math.isfinite(value):
             place = end["epoch"] + 1 if x == "epoch" else end[x]
-            points.append((float(place), float(value)))
-    return points
+            pairs.append((float(place), float(value)))
+    return Points.of([at for at, _ in pairs], [value for _, value in pairs])

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
 from shoal.terminal import one_line, without_colours
-from shoal.ui.charts import MOST_TEXT, Mark, draw
+from shoal.ui.charts import MOST_TEXT, Mark, Numbers, draw
 from shoal.ui.curves import (
     AXES,
     MOST_SMOOTH,
@@ -55,30 +56,57 @@ def send_series(site: Site, request: Request) -> Response:
 
 def packed(charts: Sequence[Chart], marks: Sequence[Mark], choice: Choice) -> Response:
     """Returns charts as `static/charts.js` reads them."""
-    content = {
+    text = series_text(charts, marks, choice, {})
+    return Response(text, media_type="application/json")
+
+
+def series_text(
+    charts: Sequence[Chart],
+    marks: Sequence[Mark],
+    choice: Choice,
+    known: dict[str, str],
+) -> str:
+    """Returns charts as JSON.
+
+    Args:
+        charts: The charts.
+        marks: Marks on all of them.
+        choice: What the reader chose.
+        known: Name of a chart -> its text that the reader has. Of those that are the
+            same only the name is told. It holds the texts of now afterwards.
+    """
+    texts: dict[str, str] = {}
+    told: list[str] = []
+    for chart in charts:
+        name = shown_text(chart.name)
+        texts[name] = _json({"name": name, "part": chart.part, "lines": _lines(chart)})
+        is_known = known.get(name) == texts[name]
+        told.append(_json({"name": name, "same": True}) if is_known else texts[name])
+    known.clear()
+    known.update(texts)
+    rest = {
         "x": choice.x,
         "label": AXES[choice.x],
-        "charts": [
-            {
-                "name": shown_text(chart.name),
-                "part": chart.part,
-                "lines": [
-                    {
-                        "name": shown_text(line.name),
-                        "style": line.style,
-                        "x": [_short(x) for x, _ in line.points],
-                        "y": [_short(y, 6) for _, y in line.points],
-                    }
-                    for line in chart.lines
-                ],
-            }
-            for chart in charts
-        ],
-        "marks": [{"x": _short(mark.x), "text": shown_text(mark.text),
+        "marks": [{"x": round(mark.x, 4), "text": shown_text(mark.text),
                    "usual": mark.is_usual} for mark in marks],
     }  # fmt: skip
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return Response(text, media_type="application/json")
+    return f'{_json(rest)[:-1]},"charts":[{",".join(told)}]}}'
+
+
+def _lines(chart: Chart) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": shown_text(line.name),
+            "style": line.style,
+            "x": _places(line.points.x),
+            "y": _values(line.points.y),
+        }
+        for line in chart.lines
+    ]
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
 def pictures_of(view: RunView, choice: Choice) -> list[tuple[Chart, str]]:
@@ -116,10 +144,10 @@ def send_points(site: Site, request: Request) -> Response:
     of_epoch = {"samples": "samples", "seconds": "t", "time": "time"}.get(choice.x)
     with view.lock:
         found = view.exchanges
+        at = places(found, choice.x).tolist()
         for x, t, samples, rank, loss in zip(
-            places(found, choice.x), found.t, found.samples, found.rank, found.loss,
-            strict=True,
-        ):  # fmt: skip
+            at, found.t, found.samples, found.rank, found.loss, strict=True
+        ):
             if not math.isnan(loss) and low <= x <= high:
                 rows.append(["loss of exchange", t, int(samples), rank, loss])
         for epoch in view.epochs:
@@ -163,9 +191,22 @@ def _number(text: str | None) -> float | None:
     return found if math.isfinite(found) and abs(found) < 1e18 else None
 
 
-def _short(value: float, digits: int = 15) -> float | int:
-    found = float(f"{value:.{digits}g}")
-    return int(found) if found == int(found) and abs(found) < 1e15 else found
+def _places(values: Numbers) -> list[float] | list[int]:
+    """Returns places on an axis, to a tenth of a millisecond."""
+    whole = np.rint(values)
+    if np.array_equal(whole, values) and np.all(np.abs(values) < 1e15):
+        return whole.astype(np.int64).tolist()
+    return np.round(values, 4).tolist()
+
+
+def _values(values: Numbers, digits: int = 6) -> list[float]:
+    """Returns values with few digits, as a screen shows no more."""
+    with np.errstate(divide="ignore"):
+        size = np.where(values == 0, 0, np.floor(np.log10(np.abs(values))))
+    # Powers of ten with a positive exponent are exact, and so are the last digits.
+    up = 10.0 ** np.clip(digits - 1 - size, 0, 300)
+    down = 10.0 ** np.clip(size - digits + 1, 0, 300)
+    return (np.rint(values * up / down) / up * down).tolist()
 
 
 def _clock(unix: float) -> str:

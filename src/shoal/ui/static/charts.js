@@ -59,6 +59,7 @@ async function load() {
   const own = asking = new AbortController();
   const address = new URL(box.dataset.series, location.href);
   for (const [name, value] of query()) address.searchParams.set(name, value);
+  document.dispatchEvent(new Event("shoal-ask"));
   try {
     const answer = await fetch(address, { signal: own.signal });
     if (!answer.ok) return;
@@ -66,13 +67,24 @@ async function load() {
   } catch (error) {
     if (error.name !== "AbortError") return; // the page says that it reconnects
   } finally {
-    if (asking === own) asking = null;
+    if (asking === own) {
+      asking = null;
+      document.dispatchEvent(new Event("shoal-asked"));
+    }
   }
+}
+
+// What the stream of a run brings: of a chart that is the same only the name.
+function showChanges(found) {
+  const known = new Map((shown ? shown.charts : []).map((chart) => [chart.name, chart]));
+  const charts = found.charts.map((chart) => (chart.same ? known.get(chart.name) : chart));
+  show({ ...found, charts: charts.filter(Boolean) });
 }
 
 function show(found) {
   const began = performance.now();
   const isOther = !shown || shown.x !== found.x;
+  const hasOtherMarks = !shown || JSON.stringify(shown.marks) !== JSON.stringify(found.marks);
   shown = found;
   shown.isLog = new URLSearchParams(location.search).get("scale") === "log";
   const names = new Set(found.charts.map((chart) => chart.name));
@@ -80,7 +92,7 @@ function show(found) {
   document.getElementById("no-charts").hidden = found.charts.length > 0;
   for (const chart of found.charts) {
     const known = plots.get(chart.name);
-    if (known && !isOther && known.fits(chart, shown.isLog)) known.update(chart);
+    if (known && !isOther && known.fits(chart, shown.isLog)) known.update(chart, hasOtherMarks);
     else {
       const plot = new Plot(chart, known);
       plots.set(chart.name, plot);
@@ -130,6 +142,13 @@ class Plot {
       if (width > 0 && width !== this.uplot.width) this.uplot.setSize({ width, height: HEIGHT });
     });
     this.size.observe(this.place);
+    this.isStale = false;
+    this.isSeen = true;
+    this.sight = new IntersectionObserver((entries) => {
+      this.isSeen = entries[entries.length - 1].isIntersecting;
+      this.draw();
+    }, { rootMargin: "200px" });
+    this.sight.observe(this.place);
   }
 
   fits(chart, isLog) {
@@ -137,12 +156,21 @@ class Plot {
     return isLog === this.isLog && names(chart) === names(this.chart);
   }
 
-  update(chart) {
+  update(chart, hasOtherMarks) {
+    if (chart === this.chart && !hasOtherMarks) return;
     this.chart = chart;
+    this.isStale = true;
+    this.draw();
+  }
+
+  // One that is out of sight is drawn when it comes into sight.
+  draw() {
+    if (!this.isStale || !this.isSeen) return;
+    this.isStale = false;
     this.uplot.setData(this.data());
   }
 
-  destroy() { this.size.disconnect(); this.uplot.destroy(); }
+  destroy() { this.size.disconnect(); this.sight.disconnect(); this.uplot.destroy(); }
 
   remove() { this.destroy(); this.figure.remove(); }
 
@@ -385,7 +413,7 @@ if (box && uPlot) {
   const redraw = () => { for (const plot of plots.values()) { plot.uplot.redraw(false, true); } };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   document.addEventListener("shoal-theme", redraw);
-  document.addEventListener("shoal-change", load);
+  document.addEventListener("shoal-series", (event) => showChanges(event.detail));
   tellFiles();
   load();
-}
+} else document.dispatchEvent(new Event("shoal-asked"));

@@ -138,36 +138,49 @@ if (table) {
   readSizes();
 }
 
-// A run: one stream tells that something has changed; the parts that differ are replaced.
+// A run: one stream brings the parts and charts that have changed.
 const live = document.getElementById("live");
 const linkState = document.getElementById("link-state");
+const later = new Map(); // parts that would take the focus away from what is replaced
 let stream = null;
-let isReading = false;
-let isStale = false;
+let seen = live ? live.dataset.version : "";
+// Charts ask for what is chosen, at first too; the stream begins or goes on after that.
+let isDrawing = Boolean(document.getElementById("charts"));
 
-async function readAgain() {
-  if (isReading) { isStale = true; return; }
-  isReading = true;
-  try {
-    do {
-      isStale = false;
-      const answer = await fetch(live.dataset.live, { headers: { accept: "text/html" } });
-      if (!answer.ok) { if (answer.status === 404) showRemoved(); break; }
-      replaceParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
-    } while (isStale);
-  } catch { /* the stream says that it reconnects */ } finally { isReading = false; }
+// Changes what differs and nothing else: focus, selection and open details stay.
+function change(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (!isAlike(old, fresh)) { old.replaceWith(fresh); return; }
+  if (old.nodeType === Node.TEXT_NODE) { old.data = fresh.data; return; }
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  const others = [...fresh.childNodes]; // one that is put into the page leaves that list
+  [...old.childNodes].forEach((child, at) => change(child, others[at]));
 }
 
-function replaceParts(fresh) {
-  for (const part of fresh.querySelectorAll("[data-part]")) {
-    const old = live.querySelector(`[data-part="${part.dataset.part}"]`);
-    if (!old || old.contains(document.activeElement) || old.innerHTML === part.innerHTML) continue;
-    const open = [...old.querySelectorAll("details")].map((details) => details.open);
-    part.querySelectorAll("details").forEach((details, at) => { details.open = Boolean(open[at]); });
-    localTimes(part);
-    if (part.dataset.title) document.title = part.dataset.title;
-    old.replaceWith(part);
-  }
+function isAlike(old, fresh) {
+  return old.nodeName === fresh.nodeName && old.childNodes.length === fresh.childNodes.length;
+}
+
+// Whether what has the focus is not among what is replaced.
+function keepsFocus(old, fresh, focused) {
+  if (!old.contains(focused)) return true;
+  if (!isAlike(old, fresh)) return false;
+  const at = [...old.childNodes].findIndex((child) => child.contains(focused));
+  return at < 0 || keepsFocus(old.childNodes[at], fresh.childNodes[at], focused);
+}
+
+function changePart(name, text) {
+  const old = live.querySelector(`[data-part="${name}"]`);
+  if (!old) return;
+  const [part] = new DOMParser().parseFromString(text, "text/html").body.children;
+  if (!keepsFocus(old, part, document.activeElement)) { later.set(name, text); return; }
+  later.delete(name);
+  const open = [...old.querySelectorAll("details")].map((details) => details.open);
+  part.querySelectorAll("details").forEach((details, at) => { details.open = Boolean(open[at]); });
+  localTimes(part);
+  if (part.dataset.title) document.title = part.dataset.title;
+  change(old, part);
 }
 
 function showRemoved() {
@@ -175,13 +188,23 @@ function showRemoved() {
   if (stream) stream.close();
 }
 
+function address() {
+  const found = new URL(live.dataset.events, location.href);
+  const here = new URLSearchParams(location.search);
+  for (const name of ["x", "scale", "smooth", "from", "to"]) if (here.get(name)) found.searchParams.set(name, here.get(name));
+  found.searchParams.set("seen", seen);
+  return found;
+}
+
 function connect() {
-  if (stream || document.hidden) return;
-  stream = new EventSource(live.dataset.events);
+  if (stream || document.hidden || isDrawing) return;
+  stream = new EventSource(address());
   stream.addEventListener("open", () => { linkState.textContent = ""; });
-  stream.addEventListener("change", () => {
-    document.dispatchEvent(new Event("shoal-change"));
-    readAgain();
+  stream.addEventListener("change", (event) => {
+    seen = event.lastEventId;
+    const { parts, series } = JSON.parse(event.data);
+    if (series) document.dispatchEvent(new CustomEvent("shoal-series", { detail: series }));
+    for (const [name, text] of Object.entries(parts)) changePart(name, text);
   });
   stream.addEventListener("removed", showRemoved);
   stream.addEventListener("error", () => {
@@ -193,12 +216,20 @@ function connect() {
   });
 }
 
+function disconnect() {
+  if (stream) stream.close();
+  stream = null;
+}
+
 if (live) {
+  document.addEventListener("shoal-ask", () => { isDrawing = true; disconnect(); });
+  document.addEventListener("shoal-asked", () => { isDrawing = false; connect(); });
+  live.addEventListener("focusout", () => setTimeout(() => {
+    for (const [name, text] of [...later]) changePart(name, text);
+  }));
   connect();
   // Browsers have six connections to a server: pages in the background hold none.
-  document.addEventListener("visibilitychange", () => {
-    if (document.hidden && stream) { stream.close(); stream = null; } else connect();
-  });
+  document.addEventListener("visibilitychange", () => { if (document.hidden) disconnect(); else connect(); });
 }
 
 // A form whose fields are checked as they are left, by the code of the command line.

@@ -1,0 +1,99 @@
+"""The parts of a run's page that change while it is open: their values and texts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+
+from shoal.runs.control import StopRequest, read_stop
+from shoal.runs.folder import Folder
+from shoal.ui.curves import AXES
+from shoal.ui.lease_bars import bars_of
+from shoal.ui.live import RunView
+from shoal.ui.pages.series import choice_of, pictures_of
+from shoal.ui.site import Site
+from shoal.ui.starting import Program
+
+PARTS = ("head", "actions", "table", "moments", "leases", "workers")
+"""Names of the parts, which are those of their templates and in the page."""
+PICTURES = "pictures"
+"""The part that a page without uPlot has besides."""
+MOST_WORKERS = 64
+"""Workers whose time is shown in bars."""
+
+
+def is_plain(site: Site, request: Request) -> bool:
+    """Whether a page shows pictures in place of charts that a browser draws."""
+    return not site.has_charts or request.query_params.get("draw") == "svg"
+
+
+def values_of(site: Site, request: Request, folder: Folder) -> dict[str, Any]:
+    """Returns what the templates of the parts show of a run."""
+    view, choice = site.views.of(folder), choice_of(request)
+    has_pictures = is_plain(site, request)
+    return {
+        "root": request.path_params["root"],
+        "id": request.path_params["run"],
+        "run": view.summary(),
+        "view": view,
+        "workers": view.workers(),
+        "spent": spent_of(view),
+        "bars": bars_of(view.leases()),
+        "speed": view.speed(),
+        "moments": view.moments,
+        "left": _time_left(view),
+        "is_local": folder.is_local,
+        "stop": _stop_of(folder, view),
+        "program": _program_of(site, folder, view),
+        "is_plain": has_pictures,
+        "pictures": pictures_of(view, choice) if has_pictures else [],
+        "axes": AXES,
+        "choice": choice,
+    }
+
+
+def parts_of(site: Site, request: Request, folder: Folder) -> dict[str, str]:
+    """Returns the text of each part, by its name."""
+    values = values_of(site, request, folder)
+    names = (*PARTS, PICTURES) if values["is_plain"] else PARTS
+    return {name: site.text_of(f"run/{name}.html", **values) for name in names}
+
+
+def spent_of(view: RunView) -> list[tuple[int, list[tuple[str, float, float]]]]:
+    """Returns what each worker's time went to: its name, seconds and share."""
+    names = ("compute", "data", "wait", "exchange")
+    with view.lock:
+        found = sorted(view.spent.items())[:MOST_WORKERS]
+    return [
+        (rank, [(name, s, s / total) for name, s in zip(names, parts, strict=True)])
+        for rank, parts in found
+        if (total := sum(parts)) > 0
+    ]
+
+
+def _time_left(view: RunView) -> float | None:
+    run, speed = view.summary(), view.speed()
+    left = run.samples_expected - run.samples_committed
+    if run.status != "running" or not speed or left <= 0:
+        return None
+    return left / speed
+
+
+def _stop_of(folder: Folder, view: RunView) -> StopRequest | None:
+    """Returns the request to stop that a running run has not answered yet."""
+    if view.summary().status != "running":
+        return None
+    with suppress(OSError):
+        return read_stop(folder)
+    return None
+
+
+def _program_of(site: Site, folder: Folder, view: RunView) -> Program | None:
+    """Returns the program that was started to resume a run, until the run goes on."""
+    program = site.starter.of(folder.url)
+    if program is None:
+        return None
+    resumed = [m.time for m in view.moments if m.kind == "run_resumed"]
+    return None if resumed and max(resumed) >= program.time else program
