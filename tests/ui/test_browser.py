@@ -225,6 +225,57 @@ def test_values_are_read_by_keys(page: Any, root: Path, served: Served):
     expect(readout).to_have_attribute("aria-live", "polite")
 
 
+def test_what_a_reader_holds_stays_as_a_run_changes(
+    page: Any, root: Path, served: Served
+):
+    with begin(root) as run:
+        page.goto(f"{served.url}/runs/runs/{run.id}")
+        workers = page.get_by_role("region", name="Table of workers", exact=True)
+        expect(workers.locator("tbody tr")).to_have_count(1)
+        page.evaluate("""() => {
+          const cell = document.querySelector("#live dl.facts dt");
+          getSelection().selectAllChildren(cell);
+          window.held = cell.textContent;
+        }""")
+        workers.focus()
+        run.event("worker_lost", rank=0, reason="killed by SIGKILL")
+        expect(workers).to_contain_text("killed by SIGKILL")
+        expect(workers).to_be_focused()
+        assert page.evaluate("getSelection().toString() === window.held")
+        page.get_by_text("Stop…").click()
+        stop = page.get_by_role("button", name="Stop the run")
+        stop.focus()
+        run.finish("failed", {"reason": "no room"})
+        expect(page.locator('[data-part="head"]')).to_contain_text("no room")
+        expect(stop).to_be_focused()  # what has the focus goes when the focus does
+        workers.focus()
+        expect(stop).to_have_count(0)
+        expect(page.get_by_text("Remove…")).to_be_visible()
+
+
+def test_charts_out_of_sight_are_drawn_when_they_are_seen(
+    page: Any, root: Path, served: Served
+):
+    page.set_viewport_size({"width": 800, "height": 300})
+    with begin(root) as run:
+        page.goto(f"{served.url}/runs/runs/{run.id}")
+        exchange = {"rank": 0, "epoch": 0, "samples": 64, "steps": 1, "loss": 1.0}
+        run.exchanges([{**exchange, "t": 40.0 + at} for at in range(5)])
+        chart = page.get_by_role("group", name="samples/s against samples")
+        expect(chart.locator("canvas")).to_have_count(1)
+        page.evaluate("scrollTo(0, 0)")
+        picture = "chart => chart.querySelector('canvas').toDataURL()"
+        before, times = chart.evaluate(picture), drawn(page)
+        run.exchanges([{**exchange, "t": 50.0 + 2 * at} for at in range(5)])
+        expect(page.locator("#charts")).not_to_have_attribute("data-drawn", times)
+        assert chart.evaluate(picture) == before
+        chart.scroll_into_view_if_needed()
+        page.wait_for_function(
+            "([chart, before]) => chart.querySelector('canvas').toDataURL() !== before",
+            arg=[chart.element_handle(), before],
+        )
+
+
 def test_a_zoom_is_in_the_address(page: Any, root: Path, served: Served):
     run = make_run(root, "fish")
     page.goto(f"{served.url}/runs/runs/{run.id}")

@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 
 from shoal.ui.charts import (
     Mark,
+    Numbers,
     Points,
     Series,
     draw,
@@ -21,10 +22,15 @@ from shoal.ui.charts import (
     within,
 )
 from shoal.ui.curves import forward, merged_loss
-from shoal.ui.live import Exchanges
+from shoal.ui.exchanges import Column, Exchanges
 from shoal.ui.pages.series import _values
 
 NUMBERS = some.floats(-1e9, 1e9, allow_nan=False)
+
+
+def add(to: Exchanges, samples: float, rows: int, loss: float, rank: int) -> None:
+    to.add(t=[samples], time=[samples], samples=[samples], rows=[rows], loss=[loss],
+           rank=[rank], staleness=[0])  # fmt: skip
 
 
 def points_of(pairs: list[tuple[float, float]]) -> Points:
@@ -126,10 +132,7 @@ def test_a_merged_loss_lies_between_those_of_workers(
     for at, loss in enumerate(losses):
         total = 0.0 if at == back_at else total  # a rollback
         total += 64
-        found.samples.append(total)
-        found.rows.append(64)
-        found.loss.append(loss)
-        found.rank.append(at % workers)
+        add(found, total, 64, loss, at % workers)
     points = pairs_of(merged_loss(found, "samples"))
     slack = 1e-9 * max(losses)
     assert [x for x, _ in points] == sorted(x for x, _ in points)
@@ -154,10 +157,7 @@ def test_a_merged_loss_is_the_mean_of_as_many_exchanges_as_workers(
     expected: list[tuple[float, float]] = []
     seen, total, weight = set[int](), 0.0, 0
     for at, (loss, rank, rows) in enumerate(exchanges):
-        found.samples.append(float(at))
-        found.rows.append(rows)
-        found.loss.append(loss)
-        found.rank.append(rank)
+        add(found, at, rows, loss, rank)
         if not math.isfinite(loss):
             continue
         seen.add(rank)
@@ -176,3 +176,17 @@ def test_a_merged_loss_is_the_mean_of_as_many_exchanges_as_workers(
 def test_values_of_charts_have_six_digits(value: float):
     assert _values(np.array([value])) == [pytest.approx(value, rel=1e-5)]
     assert len(str(_values(np.array([value]))[0]).replace("-", "")) <= 12
+
+
+@given(some.lists(some.lists(NUMBERS, max_size=90), max_size=9))
+def test_a_column_has_what_was_added(parts: list[list[float]]):
+    column, whole = Column(np.float64), list[float]()
+    earlier = list[tuple[Numbers, list[float]]]()
+    for part in parts:
+        earlier.append((column.values, list(whole)))
+        column.extend(np.array(part, np.float64))
+        whole += part
+        assert column.values.tolist() == whole
+        assert len(column) == len(whole)
+    for values, was in earlier:
+        assert values.tolist() == was

@@ -7,9 +7,9 @@ epochs give metrics. All points enter smoothing; sampling for the screen comes l
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -25,7 +25,8 @@ from shoal.ui.charts import (
     smoothed,
     within,
 )
-from shoal.ui.live import Exchanges, RunView
+from shoal.ui.exchanges import Exchanges
+from shoal.ui.live import RunView
 from shoal.ui.moments import Moment
 
 AXES = {
@@ -135,24 +136,29 @@ def merged_loss(exchanges: Exchanges, x: str) -> Points:
 
     A point is the mean of as many exchanges as there are workers, weighed by samples.
     """
-    loss, rank = copied(exchanges.loss), np.array(exchanges.rank, dtype=np.int64)
-    valid = np.flatnonzero(np.isfinite(loss))
-    if not len(valid):
-        return Points()
-    is_new = np.zeros(len(valid), dtype=np.int64)
-    is_new[np.unique(rank[valid], return_index=True)[1]] = 1
-    workers = np.cumsum(is_new)  # that were seen until then
-    ends = np.flatnonzero((valid + 1) % workers == 0)
+    loss, rows = exchanges.loss.values, exchanges.rows.values
+    known = np.isfinite(loss)
+    # A mean ends where the number of exchanges is a multiple of the workers so far.
+    firsts = [*sorted(exchanges.first.values()), len(loss)]
+    ends = np.concatenate(
+        [
+            np.arange(first - (first + 1) % -workers, until, workers)
+            for workers, (first, until) in enumerate(pairwise(firsts), 1)
+        ]
+        or [np.empty(0, dtype=np.int64)]
+    )
+    ends = ends[known[ends]]
     if not len(ends):
         return Points()
-    rows = copied(exchanges.rows)[valid]
     starts = np.concatenate(([0], ends[:-1] + 1))
-    upto = ends[-1] + 1
-    weight = np.add.reduceat(rows[:upto], starts)
-    total = np.add.reduceat((loss[valid] * rows)[:upto], starts)
-    known = weight > 0
-    at = places(exchanges, x)[valid[ends[known]]]
-    return forward(Points(at, total[known] / weight[known]))
+    upto = int(ends[-1]) + 1
+    weights = np.where(known, rows, 0.0)[:upto]
+    weight = np.add.reduceat(weights, starts)
+    weights *= np.where(known, loss, 0.0)[:upto]
+    total = np.add.reduceat(weights, starts)
+    has_rows = weight > 0
+    at = places(exchanges, x)[ends[has_rows]]
+    return forward(Points(at, total[has_rows] / weight[has_rows]))
 
 
 def forward(points: Points) -> Points:
@@ -166,16 +172,11 @@ def forward(points: Points) -> Points:
     return points.take(points.x <= lowest_after)
 
 
-def copied(column: array[float]) -> Numbers:
-    """Returns a column as an array of its own: it may grow meanwhile."""
-    return np.array(column, dtype=np.float64)
-
-
 def places(exchanges: Exchanges, x: str) -> Numbers:
-    """Returns the place of each exchange on an axis."""
+    """Returns the place of each exchange on an axis, shape `(exchanges,)`."""
     if x == "samples":
-        return copied(exchanges.samples)
-    return copied(exchanges.time if x == "time" else exchanges.t)
+        return exchanges.samples.values
+    return (exchanges.time if x == "time" else exchanges.t).values
 
 
 def epoch_lines(epochs: Sequence[dict[str, Any]], name: str, x: str) -> list[Series]:
@@ -203,9 +204,8 @@ def _losses(exchanges: Exchanges, x: str) -> list[Series]:
     """Returns the losses of exchanges: of each worker faint, of all together."""
     if x == "epoch":
         return []
-    ranks = np.array(exchanges.rank, dtype=np.int64)
-    drawn = np.unique(ranks)[:MOST_FAINT].tolist()
-    points = Points(places(exchanges, x), copied(exchanges.loss))
+    ranks, drawn = exchanges.rank.values, sorted(exchanges.first)[:MOST_FAINT]
+    points = Points(places(exchanges, x), exchanges.loss.values)
     is_known = np.isfinite(points.y)
     faint = [
         Series(
@@ -224,27 +224,28 @@ def _losses(exchanges: Exchanges, x: str) -> list[Series]:
 
 def _speed(exchanges: Exchanges, choice: Choice) -> list[Chart]:
     """Returns samples a second, and staleness, in slices of equal time."""
-    times, at = copied(exchanges.t), places(exchanges, choice.x)
+    times, at = exchanges.t.values, places(exchanges, choice.x)
     if len(times) < 2 or not times[-1] > times[0]:
         return []
     ends = _slices(times)
     starts = np.concatenate(([0], ends[:-1]))
-    samples = copied(exchanges.samples)
+    samples = exchanges.samples.values
     span, done = times[ends] - times[starts], samples[ends] - samples[starts]
     known = (span > 0) & (done >= 0)
     speed = Points(at[ends[known]], done[known] / span[known])
     line = Series(name="samples/s", points=forward(speed), style="s0 bold")
     charts = [Chart(name="samples/s", part="speed", lines=choice.shown([line]))]
-    if any(exchanges.staleness):
-        waits = np.array(exchanges.staleness, dtype=np.int64)
-        # In the order of the slices, and within a slice from the lowest to the highest.
-        slice_of = np.searchsorted(ends, np.arange(len(waits)), side="left")
-        waits = waits[np.lexsort((waits, slice_of))]
-        firsts = np.concatenate(([0], ends[:-1] + 1))
-        counts = ends + 1 - firsts
-        low, high = waits[firsts + (counts - 1) // 2], waits[firsts + counts // 2]
-        middle = Points.of(at[ends], (low + high) / 2)
-        highest = Points.of(at[ends], waits[ends])
+    waits = exchanges.staleness.values
+    if waits.any():
+        parts = [
+            np.sort(waits[start:end])
+            for start, end in zip([0, *ends[:-1] + 1], ends + 1, strict=True)
+        ]
+        highest = Points.of(at[ends], [part[-1] for part in parts])
+        middle = Points.of(
+            at[ends],
+            [(part[(len(part) - 1) // 2] + part[len(part) // 2]) / 2 for part in parts],
+        )
         lines = [
             Series(name="highest", points=forward(highest), style="s1 d1 thin"),
             Series(name="median", points=forward(middle), style="s0 bold"),

@@ -1,20 +1,18 @@
 """One follower a run, shared by all who watch it; it sleeps when nobody does.
 
-A follower reads what is new, folds it, and keeps what charts need. Numbers of exchanges
-are kept in arrays: a run has up to millions of them.
+A follower reads what is new, folds it, and keeps what charts need.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from array import array
-from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, final
+
+import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.launchers.cores import count_cores
@@ -27,6 +25,7 @@ from shoal.runs.summary import SPENT, Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
 from shoal.runs.writer import look_at_writer
 from shoal.ui.budget import Budget
+from shoal.ui.exchanges import Exchanges
 from shoal.ui.moments import Moment, told
 
 LEAST_S = 0.1
@@ -36,24 +35,6 @@ MOST_MARKS, MOST_USUAL = 500, 50
 MOST_FOLLOWERS = 24
 """Runs whose numbers stay in memory."""
 _SPEED_S = 10.0
-
-
-@final
-@dataclass
-class Exchanges:
-    """Numbers of the exchanges so far, in columns.
-
-    `t` are seconds of the run, `time` Unix seconds, `samples` those committed until
-    then, and `rows` its own.
-    """
-
-    t: array[float] = field(default_factory=lambda: array("d"))
-    time: array[float] = field(default_factory=lambda: array("d"))
-    samples: array[float] = field(default_factory=lambda: array("d"))
-    rows: array[float] = field(default_factory=lambda: array("d"))
-    loss: array[float] = field(default_factory=lambda: array("d"))
-    rank: array[int] = field(default_factory=lambda: array("i"))
-    staleness: array[int] = field(default_factory=lambda: array("i"))
 
 
 @final
@@ -157,12 +138,14 @@ class RunView:
     def speed(self) -> float | None:
         """Returns samples a second in the last seconds of exchanges; None without."""
         with self.lock:
-            times, samples = self.exchanges.t, self.exchanges.samples
+            times = self.exchanges.t.values
+            samples = self.exchanges.samples.values
             if len(times) < 2:
                 return None
-            first = max(0, bisect_right(times, times[-1] - _SPEED_S) - 1)
-            span = times[-1] - times[first]
-            return (samples[-1] - samples[first]) / span if span > 0 else None
+            since = np.searchsorted(times, times[-1] - _SPEED_S, side="right") - 1
+            first = max(0, int(since))
+            span = float(times[-1] - times[first])
+            return float(samples[-1] - samples[first]) / span if span > 0 else None
 
     def _read(self) -> bool:
         has_changed = False
@@ -218,18 +201,19 @@ class RunView:
         event_t = float(event.get("t") or 0.0)
         times = [event_t if t is None else float(t) for t in column("t")]
         began = float(event.get("time") or 0.0) - event_t  # by the clock of the day
-        found.t.extend(times)
-        found.time.extend([t + began for t in times])
         rows = [int(n or 0) for n in column("samples")]
-        found.samples.extend(accumulate(rows, initial=self._total))
-        found.samples.pop(-1 - count)  # the total before them
-        found.rows.extend(rows)
-        self._total += sum(rows)
-        nan = float("nan")
-        found.loss.extend([nan if loss is None else loss for loss in column("loss")])
         ranks = [-1 if rank is None else int(rank) for rank in column("rank")]
-        found.rank.extend(ranks)
-        found.staleness.extend(min(2**31 - 1, int(n or 0)) for n in column("staleness"))
+        nan = float("nan")
+        found.add(
+            t=times,
+            time=[t + began for t in times],
+            samples=list(accumulate(rows, initial=self._total))[1:],
+            rows=rows,
+            loss=[nan if loss is None else loss for loss in column("loss")],
+            rank=ranks,
+            staleness=[min(2**31 - 1, int(n or 0)) for n in column("staleness")],
+        )
+        self._total += sum(rows)
         spent = zip(*(column(name) for name in SPENT), strict=False)
         for rank, parts in zip(ranks, spent, strict=True):
             sums = self.spent.setdefault(rank, [0.0] * len(SPENT))

@@ -144,9 +144,12 @@ def send_points(site: Site, request: Request) -> Response:
     of_epoch = {"samples": "samples", "seconds": "t", "time": "time"}.get(choice.x)
     with view.lock:
         found = view.exchanges
-        at = places(found, choice.x).tolist()
+        columns = (
+            places(found, choice.x), found.t.values, found.samples.values,
+            found.rank.values, found.loss.values,
+        )  # fmt: skip
         for x, t, samples, rank, loss in zip(
-            at, found.t, found.samples, found.rank, found.loss, strict=True
+            *(column.tolist() for column in columns), strict=True
         ):
             if not math.isnan(loss) and low <= x <= high:
                 rows.append(["loss of exchange", t, int(samples), rank, loss])
