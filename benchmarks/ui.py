@@ -179,14 +179,14 @@ shoal.fit(model, x, (x[:, :1] > 0).astype("f4"), epochs=int(sys.argv[2]), worker
 """
 
 
-def train(root: Path, epochs: int, watching: Callable[[str], Any]) -> float:
+def train(root: Path, epochs: int, watching: Callable[[str, str], Any]) -> float:
     """Trains; returns samples a second, from `OPENED_S` after the first exchange on.
 
     Args:
         root: Folder of runs.
         epochs: Number of epochs.
-        watching: Called with the name of the run as soon as it is there, and again
-            without one, when the page has been open for so long.
+        watching: Called with the name of the run and "begun" as soon as it is there,
+            "opened" when a page has been open for so long, and "over" at the end.
     """
     command = [sys.executable, "-c", TRAINING, str(root), str(epochs)]
     before = set(run_ids(root))
@@ -197,13 +197,14 @@ def train(root: Path, epochs: int, watching: Callable[[str], Any]) -> float:
                 raise RuntimeError(f"the training ended with {process.returncode}")
             time.sleep(0.05)
         [name] = new
-        watching(name)
+        watching(name, "begun")
         folder = Folder.at(root).child(name)
         while process.poll() is None and not has_exchanges(folder):
             time.sleep(0.05)
         time.sleep(OPENED_S)
-        watching("")
+        watching(name, "opened")
         process.wait()
+        watching(name, "over")
     records = list(exchange_records(read_events(folder)))
     since = records[0]["t"] + OPENED_S
     steady = [record for record in records if record["t"] > since]
@@ -265,7 +266,7 @@ class Cost:
             named = f"{cookie['name']}={cookie['value']}"
             page.goto("about:blank")
             for _ in range(turns):
-                self.speeds["alone"].append(train(self.root, epochs, lambda _: None))
+                self.speeds["alone"].append(train(self.root, epochs, lambda *_: None))
                 self._read(base, named, server, epochs)
                 self._draw(base, page, server, epochs)
             browser.close()
@@ -304,18 +305,17 @@ class Cost:
         self, way: str, epochs: int, begin: Callable[[str], list[psutil.Process]]
     ) -> None:
         programs: list[psutil.Process] = []
-        began, before = 0.0, 0.0
+        at: dict[str, tuple[float, float]] = {}
 
-        def watching(run: str) -> None:
-            nonlocal began, before
-            if run:
+        def watching(run: str, what: str) -> None:
+            if what == "begun":
                 programs.extend(begin(run))
-            else:
-                began, before = time.monotonic(), spent_s(programs)
+            at[what] = time.monotonic(), spent_s(programs)
 
         self.speeds[way].append(train(self.root, epochs, watching))
-        took = (time.monotonic() - began) * (os.cpu_count() or 1)
-        self.shares[way].append(100 * (spent_s(programs) - before) / took)
+        (began, before), (ended, after) = at["opened"], at["over"]
+        took = (ended - began) * (os.cpu_count() or 1)
+        self.shares[way].append(100 * (after - before) / took)
 
 
 def in_words(found: dict[str, list[float]], digits: int) -> str:

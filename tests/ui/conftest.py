@@ -116,6 +116,30 @@ class Served:
         return self.ask(target, method="POST", headers=given, body=content)
 
 
+class Stream:
+    """A raw stream of events."""
+
+    def __init__(self, served: Served, path: str, last: str = "") -> None:
+        self._link = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+        headers = {"Cookie": served.cookie} | ({"Last-Event-ID": last} if last else {})
+        self._link.request("GET", path, headers=headers)
+        self.answer = self._link.getresponse()
+
+    def next(self) -> dict[str, str]:
+        """The next event with data."""
+        found: dict[str, str] = {}
+        while True:
+            line = self.answer.readline().decode().rstrip("\n")
+            if not line and "data" in found:
+                return found
+            if ": " in line and not line.startswith(":"):
+                name, _, value = line.partition(": ")
+                found[name] = value
+
+    def close(self) -> None:
+        self._link.close()
+
+
 class Serving:
     """Starts servers, and ends them with the test."""
 
@@ -162,6 +186,9 @@ class Serving:
             server.end()
             thread.join()
             site.watcher.close()
+        # A page shows the end of a run before its process has ended.
+        for program in self.starter._programs.values():
+            program.process.wait(timeout=60)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from shoal.runs.store import create
 from shoal.ui.starting import Starter
-from tests.ui.conftest import Serving, make_run
+from tests.ui.conftest import Serving, Stream, make_run
 
 
 def started(serving: Serving) -> list[list[str]]:
@@ -49,8 +49,14 @@ def test_a_run_is_resumed_once_however_often_it_is_asked(serving: Serving, root:
     for _ in range(3):
         answer = served.post(f"{page}/resume", {"workers": "1-3", "verbose": "0"})
         assert (answer.status, answer.headers["location"]) == (303, page)
-    assert "Resuming: process" in served.ask(page).text
+    shown = served.ask(page).text
+    assert "Resuming: process" in shown
     end(serving, run.url)
+    # A page that has been read before that, and whose stream begins after it.
+    seen = shown.partition('data-version="')[2].partition('"')[0]
+    stream = Stream(served, f"{page}/events?seen={seen}")
+    assert "Resuming failed" in json.loads(stream.next()["data"])["parts"]["head"]
+    stream.close()
     words = ["runs", "resume", run.url, "--verbose", "0", "--workers", "1-3"]
     assert started(serving) == [words]
     text = served.ask(page).text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import http.client
 import io
 import json
 import re
@@ -14,12 +13,13 @@ import pytest
 
 from shoal.runs.catalogue import run_ids
 from shoal.runs.events import encode, exchange_records, read_events
+from shoal.runs.folder import Folder
 from shoal.runs.store import create
 from shoal.ui.app import CHANGE
 from shoal.ui.curves import AXES
 from shoal.ui.pages.run import EVENTS_FILE
 from shoal.ui.pages.run_parts import PARTS
-from tests.ui.conftest import Served, Serving, make_run
+from tests.ui.conftest import Serving, Stream, make_run
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -396,30 +396,6 @@ def test_chosen_runs_are_compared(serving: Serving, root: Path):
     assert "Choose runs in" in served.ask("/compare").text
 
 
-class Stream:
-    """A raw stream of events."""
-
-    def __init__(self, served: Served, path: str, last: str = "") -> None:
-        self._link = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
-        headers = {"Cookie": served.cookie} | ({"Last-Event-ID": last} if last else {})
-        self._link.request("GET", path, headers=headers)
-        self.answer = self._link.getresponse()
-
-    def next(self) -> dict[str, str]:
-        """The next event with data."""
-        found: dict[str, str] = {}
-        while True:
-            line = self.answer.readline().decode().rstrip("\n")
-            if not line and "data" in found:
-                return found
-            if ": " in line and not line.startswith(":"):
-                name, _, value = line.partition(": ")
-                found[name] = value
-
-    def close(self) -> None:
-        self._link.close()
-
-
 def test_a_stream_reports_changes_and_the_end(serving: Serving, root: Path):
     run = make_run(root, "fish", status="running")
     served = serving.start(root, has_charts=True)
@@ -444,6 +420,21 @@ def test_a_stream_reports_changes_and_the_end(serving: Serving, root: Path):
     shutil.rmtree(root / run.id)
     assert stream.next()["event"] == "removed"
     stream.close()
+
+
+def test_all_pages_of_a_run_hear_of_its_end(serving: Serving, root: Path):
+    """One that looks later, too: the site has forgotten the run by then."""
+    run = make_run(root, "fish", status="running")
+    served = serving.start(root)
+    streams = [Stream(served, f"/runs/runs/{run.id}/events") for _ in range(2)]
+    for stream in streams:
+        assert stream.next()["event"] == "change"
+    shutil.rmtree(root / run.id)
+    assert streams[0].next()["event"] == "removed"
+    served.site.views.of(Folder.at(root).child(run.id))  # as another page does
+    assert streams[1].next()["event"] == "removed"
+    for stream in streams:
+        stream.close()
 
 
 def test_a_page_that_has_just_been_read_is_not_told_to_read_again(

@@ -52,17 +52,30 @@ def test_reading_wakes_nobody(tmp_path: Path):
     asyncio.run(waits())
 
 
-def test_who_rests_is_told_nothing_until_the_rest_is_over(tmp_path: Path):
+def test_who_rests_is_told_nothing_until_the_rest_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     async def waits() -> None:
         folder, watcher = Folder.at(tmp_path), Watcher()
+        rests, is_over = asyncio.Event(), asyncio.Event()
+
+        async def rest(seconds: float) -> None:
+            assert seconds == LONG_S
+            rests.set()
+            await is_over.wait()
+
         async with watcher.watching([folder]) as one, watcher.watching([folder]) as two:
-            rest = asyncio.create_task(watcher.rest(one, 0.5))
-            await asyncio.sleep(0)
+            monkeypatch.setattr(one, "rest", rest)
+            task = asyncio.create_task(watcher.rest(one, LONG_S))
+            await rests.wait()
             (tmp_path / "file").write_text("x")
             await two.wait(LONG_S)
-            await rest
+            is_over.set()
+            await task
             assert one.woken == float("-inf")
             assert one.is_told
+            assert one.since > two.since  # what came before that is looked for
+            monkeypatch.undo()
             (tmp_path / "file").write_text("y")
             await one.wait(LONG_S)
             assert one.woken > float("-inf")

@@ -154,7 +154,8 @@ def merged_loss(exchanges: Exchanges, x: str) -> Points:
     upto = int(ends[-1]) + 1
     weights = np.where(known, rows, 0.0)[:upto]
     weight = np.add.reduceat(weights, starts)
-    weights *= np.where(known, loss, 0.0)[:upto]
+    with np.errstate(over="ignore"):
+        weights *= np.where(known, loss, 0.0)[:upto]
     total = np.add.reduceat(weights, starts)
     has_rows = weight > 0
     at = places(exchanges, x)[ends[has_rows]]
@@ -242,16 +243,19 @@ def _speed(exchanges: Exchanges, choice: Choice) -> list[Chart]:
             for start, end in zip([0, *ends[:-1] + 1], ends + 1, strict=True)
         ]
         highest = Points.of(at[ends], [part[-1] for part in parts])
-        middle = Points.of(
-            at[ends],
-            [(part[(len(part) - 1) // 2] + part[len(part) // 2]) / 2 for part in parts],
-        )
+        middle = Points.of(at[ends], [_median(part) for part in parts])
         lines = [
             Series(name="highest", points=forward(highest), style="s1 d1 thin"),
             Series(name="median", points=forward(middle), style="s0 bold"),
         ]
         charts.append(Chart(name="staleness", part="speed", lines=choice.shown(lines)))
     return charts
+
+
+def _median(waits: NDArray[np.int32]) -> float:
+    """Returns the median of numbers in order, the sum of two of which may not fit."""
+    count = len(waits)
+    return float(waits[(count - 1) // 2]) / 2 + float(waits[count // 2]) / 2
 
 
 def _slices(times: Numbers) -> NDArray[np.int64]:
@@ -265,7 +269,8 @@ def _slices(times: Numbers) -> NDArray[np.int64]:
 
 
 def _fit(points: Points, *, is_log: bool) -> Points:
-    return points.take(points.y > 0) if is_log else points
+    fits = np.isfinite(points.x) & np.isfinite(points.y)
+    return points.take(fits & (points.y > 0) if is_log else fits)
 
 
 def _place(epoch: dict[str, Any], x: str) -> float:

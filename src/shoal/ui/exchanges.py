@@ -83,9 +83,10 @@ class Exchanges:
     ) -> None:
         """Adds exchanges; each argument has shape `(exchanges,)`."""
         losses, ranks = np.asarray(loss, np.float64), np.asarray(rank, np.int32)
-        known = np.flatnonzero(np.isfinite(losses))
-        for at, one in zip(known.tolist(), ranks[known].tolist(), strict=True):
-            self.first.setdefault(one, len(self) + at)
+        known = np.isfinite(losses)
+        for one in set(ranks[known].tolist()) - self.first.keys():
+            at = int(np.argmax(known & (ranks == one)))
+            self.first[one] = len(self) + at
         self.t.extend(np.asarray(t, np.float64))
         self.time.extend(np.asarray(time, np.float64))
         self.samples.extend(np.asarray(samples, np.float64))

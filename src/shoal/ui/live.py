@@ -173,7 +173,8 @@ class RunView:
         elif kind == "epoch_scored":
             for epoch in self.epochs:
                 if epoch["epoch"] == event.get("epoch"):
-                    epoch["metrics"].update(event.get("metrics") or {})
+                    scored = event.get("metrics") or {}  # a page may read the others
+                    epoch["metrics"] = {**epoch["metrics"], **scored}
         elif kind == "checkpoint_written":
             self.checkpoint = event
         text = told(event)

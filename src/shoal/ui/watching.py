@@ -7,6 +7,7 @@ there, and where the system has no watch left, time alone wakes those who wait.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -42,21 +43,30 @@ KINDS: list[type[FileSystemEvent]] = [
 ]  # fmt: skip
 
 
+def _is_no_late_change(record: logging.LogRecord) -> bool:
+    return "when the thread is inactive" not in record.getMessage()
+
+
+# A change that is read as its watch ends is no error, but watchdog tells it as one.
+logging.getLogger("watchdog.observers.inotify").addFilter(_is_no_late_change)
+
+
 @final
 class Waker(FileSystemEventHandler):
     """Wakes one coroutine, from any thread.
 
     Args:
-        places: Paths of the folders whose changes wake it, if they are told.
+        places: Paths of the folders whose changes wake it; none where none are told.
 
     Attributes:
         is_told: Whether changes wake it. Otherwise it looks as often as it can afford.
+        since: Monotonic seconds since when changes wake it.
         woken: Monotonic seconds when it was woken last.
     """
 
     def __init__(self, places: Sequence[str] = ()) -> None:
         self.places, self.is_told = places, False
-        self.woken = float("-inf")
+        self.since = self.woken = float("-inf")
         self._loop = asyncio.get_running_loop()
         self._changed, self._over = asyncio.Event(), asyncio.Event()
         self._waited = float("-inf")
@@ -117,7 +127,10 @@ class Watcher:
     async def watching(self, folders: Sequence[Folder]) -> AsyncGenerator[Waker]:
         """Yields what waits for changes directly in some folders, not below them."""
         places = [folder.path for folder in folders if folder.is_local]
-        waker = Waker(places if len(places) == len(folders) else [])
+        are_told = len(places) == len(folders) and await anyio.to_thread.run_sync(
+            lambda: all(map(tells_changes, places))
+        )
+        waker = Waker(places if are_told else [])
         self._wakers.add(waker)
         try:
             await self._watch_for(waker)
@@ -132,13 +145,14 @@ class Watcher:
         Each change that is told costs about 1 ms of processor time, though nobody waits
         for it.
         """
-        self._remove(waker)
+        await anyio.to_thread.run_sync(self._remove, waker)
         await waker.rest(seconds)
         await self._watch_for(waker)
 
     async def _watch_for(self, waker: Waker) -> None:
         if waker.places:
             waker.is_told = await anyio.to_thread.run_sync(self._add, waker)
+        waker.since = time.monotonic()
 
     def end_waits(self) -> None:
         """Ends all waits, as the server ends."""
@@ -156,8 +170,6 @@ class Watcher:
 
     def _add(self, waker: Waker) -> bool:
         """Watches folders; returns whether changes of all of them are told."""
-        if not all(map(tells_changes, waker.places)):
-            return False
         try:
             with self._lock:
                 for place in waker.places:

@@ -30,7 +30,8 @@ MOST_PLAN = 100_000
 def show_run(site: Site, request: Request) -> Response:
     """The page of a run."""
     folder = site.find(request.path_params["root"], request.path_params["run"])
-    version = site.views.of(folder).advance()
+    view = site.views.of(folder)
+    version = view.advance()
     return site.render(
         "run.html",
         version=version,
@@ -38,7 +39,7 @@ def show_run(site: Site, request: Request) -> Response:
         files=_files(folder),
         plan=_plan(folder),
         has_board=find_spec("tensorboard") is not None,
-        **values_of(site, request, folder),
+        **values_of(site, request, view),
     )
 
 

@@ -29,9 +29,9 @@ def is_plain(site: Site, request: Request) -> bool:
     return not site.has_charts or request.query_params.get("draw") == "svg"
 
 
-def values_of(site: Site, request: Request, folder: Folder) -> dict[str, Any]:
+def values_of(site: Site, request: Request, view: RunView) -> dict[str, Any]:
     """Returns what the templates of the parts show of a run."""
-    view, choice = site.views.of(folder), choice_of(request)
+    folder, choice = view.folder, choice_of(request)
     has_pictures = is_plain(site, request)
     return {
         "root": request.path_params["root"],
@@ -54,9 +54,9 @@ def values_of(site: Site, request: Request, folder: Folder) -> dict[str, Any]:
     }
 
 
-def parts_of(site: Site, request: Request, folder: Folder) -> dict[str, str]:
+def parts_of(site: Site, request: Request, view: RunView) -> dict[str, str]:
     """Returns the text of each part, by its name."""
-    values = values_of(site, request, folder)
+    values = values_of(site, request, view)
     names = (*PARTS, PICTURES) if values["is_plain"] else PARTS
     return {name: site.text_of(f"run/{name}.html", **values) for name in names}
 
@@ -85,7 +85,7 @@ def _stop_of(folder: Folder, view: RunView) -> StopRequest | None:
     """Returns the request to stop that a running run has not answered yet."""
     if view.summary().status != "running":
         return None
-    with suppress(OSError):
+    with suppress(Exception):  # whatever a storage raises: it is told by the next look
         return read_stop(folder)
     return None
 

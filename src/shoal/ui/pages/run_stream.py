@@ -27,6 +27,8 @@ LOOK_S, REST_S = 0.2, 5.0
 WRITER_S = 5.0
 """Seconds between two looks whether a process still writes the run, where changes are
 told: that it has gone is no change of a file."""
+REST_COST_S = 0.001
+"""Processor time of a rest: a watch ends and another one begins."""
 DRAWN_S = 0.01
 """Processor time that an update is taken to cost besides: it is sent, and drawn by a
 browser that is often on the same machine."""
@@ -35,6 +37,9 @@ browser that is often on the same machine."""
 @final
 class News:
     """What a page about a run does not show yet.
+
+    Attributes:
+        view: The view of the run.
 
     Args:
         site: The site.
@@ -45,15 +50,12 @@ class News:
 
     def __init__(self, site: Site, request: Request, folder: Folder, last: int) -> None:
         self._site, self._request, self._folder = site, request, folder
+        # One view for the whole stream: the site has another one after a removal.
+        self.view = site.views.of(folder)
         self._last = last
-        self._code = self._code_now
+        self._code: int | None = None
         self._parts: dict[str, str] = {}
         self._charts: dict[str, str] = {}
-
-    @property
-    def view(self) -> RunView:
-        """The view of the run."""
-        return self._site.views.of(self._folder)
 
     def next(self, told: float) -> str:
         """Returns the next event of the stream, "" if nothing has changed.
@@ -75,7 +77,7 @@ class News:
 
     def _content(self, view: RunView) -> str:
         """Returns the parts and charts that differ from those sent before, as JSON."""
-        parts = parts_of(self._site, self._request, self._folder)
+        parts = parts_of(self._site, self._request, view)
         fresh = {
             name: text for name, text in parts.items() if self._parts.get(name) != text
         }
@@ -124,7 +126,8 @@ async def stream_run(site: Site, request: Request) -> Response:
         yield "retry: 1000\n\n"
         async with site.watcher.watching([folder.child(EVENTS)]) as waker:
             while not site.is_ending() and not await request.is_disconnected():
-                text = await anyio.to_thread.run_sync(news.next, waker.woken)
+                told = max(waker.woken, waker.since)
+                text = await anyio.to_thread.run_sync(news.next, told)
                 if not text and time.monotonic() - said >= BEAT_S:
                     text = ": still here\n\n"
                 if text:
@@ -133,6 +136,7 @@ async def stream_run(site: Site, request: Request) -> Response:
                 pause_s = news.view.budget.pause_s
                 if pause_s > LOOK_S:
                     await site.watcher.rest(waker, pause_s)
+                    news.view.budget.spend(REST_COST_S)
                 else:
                     await waker.wait(news.most_wait_s(is_told=waker.is_told), LOOK_S)
 

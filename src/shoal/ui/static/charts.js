@@ -57,6 +57,7 @@ function tellFiles() {
 async function load() {
   if (asking) asking.abort();
   const own = asking = new AbortController();
+  const limit = setTimeout(() => own.abort(), 60000);
   const address = new URL(box.dataset.series, location.href);
   for (const [name, value] of query()) address.searchParams.set(name, value);
   document.dispatchEvent(new Event("shoal-ask"));
@@ -67,6 +68,7 @@ async function load() {
   } catch (error) {
     if (error.name !== "AbortError") return; // the page says that it reconnects
   } finally {
+    clearTimeout(limit);
     if (asking === own) {
       asking = null;
       document.dispatchEvent(new Event("shoal-asked"));
@@ -164,8 +166,8 @@ class Plot {
   }
 
   // One that is out of sight is drawn when it comes into sight.
-  draw() {
-    if (!this.isStale || !this.isSeen) return;
+  draw(isWanted = this.isSeen) {
+    if (!this.isStale || !isWanted) return;
     this.isStale = false;
     this.uplot.setData(this.data());
   }
@@ -329,6 +331,7 @@ class Plot {
   }
 
   save() {
+    this.draw(true);
     const from = this.uplot.ctx.canvas;
     const to = document.createElement("canvas");
     const room = 30 * devicePixelRatio;
@@ -413,6 +416,7 @@ if (box && uPlot) {
   const redraw = () => { for (const plot of plots.values()) { plot.uplot.redraw(false, true); } };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   document.addEventListener("shoal-theme", redraw);
+  addEventListener("beforeprint", () => { for (const plot of plots.values()) plot.draw(true); });
   document.addEventListener("shoal-series", (event) => showChanges(event.detail));
   tellFiles();
   load();

@@ -144,6 +144,7 @@ const linkState = document.getElementById("link-state");
 const later = new Map(); // parts that would take the focus away from what is replaced
 let stream = null;
 let seen = live ? live.dataset.version : "";
+let isRemoved = false;
 // Charts ask for what is chosen, at first too; the stream begins or goes on after that.
 let isDrawing = Boolean(document.getElementById("charts"));
 
@@ -184,6 +185,7 @@ function changePart(name, text) {
 }
 
 function showRemoved() {
+  isRemoved = true;
   linkState.textContent = "This run was removed.";
   if (stream) stream.close();
 }
@@ -197,7 +199,7 @@ function address() {
 }
 
 function connect() {
-  if (stream || document.hidden || isDrawing) return;
+  if (stream || document.hidden || isDrawing || isRemoved) return;
   stream = new EventSource(address());
   stream.addEventListener("open", () => { linkState.textContent = ""; });
   stream.addEventListener("change", (event) => {
@@ -222,7 +224,10 @@ function disconnect() {
 }
 
 if (live) {
-  document.addEventListener("shoal-ask", () => { isDrawing = true; disconnect(); });
+  let wasAsked = false;
+  document.addEventListener("shoal-ask", () => { wasAsked = isDrawing = true; disconnect(); });
+  // Without charts, as their script has failed, the rest of the page is live.
+  addEventListener("load", () => { if (!wasAsked) { isDrawing = false; connect(); } });
   document.addEventListener("shoal-asked", () => { isDrawing = false; connect(); });
   live.addEventListener("focusout", () => setTimeout(() => {
     for (const [name, text] of [...later]) changePart(name, text);
