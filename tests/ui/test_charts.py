@@ -33,10 +33,6 @@ def add(to: Exchanges, samples: float, rows: int, loss: float, rank: int) -> Non
            rank=[rank], staleness=[0])  # fmt: skip
 
 
-def points_of(pairs: list[tuple[float, float]]) -> Points:
-    return Points.of([x for x, _ in pairs], [y for _, y in pairs])
-
-
 def pairs_of(points: Points) -> list[tuple[float, float]]:
     return list(zip(points.x.tolist(), points.y.tolist(), strict=True))
 
@@ -44,7 +40,7 @@ def pairs_of(points: Points) -> list[tuple[float, float]]:
 @given(some.lists(NUMBERS, max_size=400), some.integers(4, 60))
 def test_samples_keep_lowest_and_highest_values(values: list[float], most: int):
     points = [(float(at), value) for at, value in enumerate(values)]
-    found = pairs_of(sampled(points_of(points), most))
+    found = pairs_of(sampled(Points.of_pairs(points), most))
     assert len(found) <= max(4, most)
     assert found == sorted(found)
     assert set(found) <= set(points)
@@ -67,7 +63,7 @@ def test_a_chart_is_well_formed_whatever_its_names():
     hostile = '</svg><script>alert(1)</script>"&'
     text = draw(
         [
-            Series(name=hostile, points=points_of(points)),
+            Series(name=hostile, points=Points.of_pairs(points)),
             Series(name="none", points=Points()),
         ],
         [Mark(x=3.0, text=hostile), Mark(x=99.0, text="outside")],
@@ -82,7 +78,7 @@ def test_a_chart_is_well_formed_whatever_its_names():
 
 def test_a_logarithmic_axis_leaves_out_values_up_to_zero():
     points = [(0.0, 0.0), (1.0, 0.01), (2.0, 100.0), (3.0, -1.0)]
-    lines = [Series(name="x", points=points_of(points))]
+    lines = [Series(name="x", points=Points.of_pairs(points))]
     text = draw(lines, x_label="x", title="x", is_log=True)
     assert text.count(",") >= 2
     lines = [Series(name="x", points=Points.of([0], [0]))]
@@ -92,7 +88,7 @@ def test_a_logarithmic_axis_leaves_out_values_up_to_zero():
 @given(some.lists(NUMBERS, min_size=1, max_size=200), some.floats(0.0, 0.99))
 def test_smoothing_stays_between_lowest_and_highest(values: list[float], factor: float):
     points = [(float(at), value) for at, value in enumerate(values)]
-    found = pairs_of(smoothed(points_of(points), factor))
+    found = pairs_of(smoothed(Points.of_pairs(points), factor))
     slack = 1e-9 * max(1.0, *map(abs, values))
     assert [x for x, _ in found] == [x for x, _ in points]
     assert all(min(values) - slack <= y <= max(values) + slack for _, y in found)
@@ -105,7 +101,7 @@ def test_a_window_has_its_points_and_a_neighbour_at_each_side(
 ):
     low, high = sorted((one, other))
     points = [(x, 0.0) for x in sorted(xs)]
-    found = pairs_of(within(points_of(points), (low, high)))
+    found = pairs_of(within(Points.of_pairs(points), (low, high)))
     inside = [point for point in points if low <= point[0] <= high]
     assert [point for point in found if low <= point[0] <= high] == inside
     assert len(found) <= len(inside) + 2
@@ -113,7 +109,7 @@ def test_a_window_has_its_points_and_a_neighbour_at_each_side(
 
 @given(some.lists(some.tuples(NUMBERS, NUMBERS), max_size=60))
 def test_what_a_rollback_undid_is_left_out(points: list[tuple[float, float]]):
-    found = pairs_of(forward(points_of(points)))
+    found = pairs_of(forward(Points.of_pairs(points)))
     assert [x for x, _ in found] == sorted(x for x, _ in found)
     if points:
         assert found[-1] == points[-1]

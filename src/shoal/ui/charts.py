@@ -44,6 +44,11 @@ class Points:
         """Returns points of any two sequences of the same length."""
         return cls(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
 
+    @classmethod
+    def of_pairs(cls, pairs: Sequence[tuple[float, float]]) -> Points:
+        """Returns points of pairs of a place and a value."""
+        return cls.of([x for x, _ in pairs], [y for _, y in pairs])
+
     def __len__(self) -> int:
         """Returns how many there are."""
         return len(self.x)

@@ -110,12 +110,13 @@ def charts_of(view: RunView, choice: Choice) -> list[Chart]:
             lines = _losses(view.exchanges, choice.x) if name == "loss" else []
             lines += epoch_lines(view.epochs, name, choice.x)
             found.append(Chart(name=name, lines=choice.shown(lines)))
-        rated = [e for e in view.epochs if e["learning_rate"] is not None]
-        rate = Points.of(
-            [_place(epoch, choice.x) for epoch in rated],
-            [float(epoch["learning_rate"]) for epoch in rated],
-        )
-        line = Series(name="learning rate", points=rate, style="s0 bold")
+        rates = [
+            (_place(epoch, choice.x), float(epoch["learning_rate"]))
+            for epoch in view.epochs
+            if epoch["learning_rate"] is not None
+        ]
+        points = Points.of_pairs(rates)
+        line = Series(name="learning rate", points=points, style="s0 bold")
         found.append(Chart(name="learning rate", lines=choice.shown([line])))
         if choice.x != "epoch":
             found += _speed(view.exchanges, choice)
@@ -189,8 +190,8 @@ def epoch_lines(epochs: Sequence[dict[str, Any]], name: str, x: str) -> list[Ser
             value = epoch["metrics"].get(key)
             if isinstance(value, (int, float)) and math.isfinite(value):
                 pairs.append((_place(epoch, x), float(value)))
-        points = Points.of([x for x, _ in pairs], [y for _, y in pairs])
-        found.append(Series(name=key, points=forward(points), style=style))
+        points = forward(Points.of_pairs(pairs))
+        found.append(Series(name=key, points=points, style=style))
     return found
 
 

@@ -245,4 +245,4 @@ def _points(run: RunSummary, name: str, x: str) -> Points:
         if isinstance(value, (int, float)) and math.isfinite(value):
             place = end["epoch"] + 1 if x == "epoch" else end[x]
             pairs.append((float(place), float(value)))
-    return Points.of([at for at, _ in pairs], [value for _, value in pairs])
+    return Points.of_pairs(pairs)

@@ -85,7 +85,7 @@ def _stop_of(folder: Folder, view: RunView) -> StopRequest | None:
     """Returns the request to stop that a running run has not answered yet."""
     if view.summary().status != "running":
         return None
-    with suppress(Exception):  # whatever a storage raises: it is told by the next look
+    with suppress(OSError):
         return read_stop(folder)
     return None
 

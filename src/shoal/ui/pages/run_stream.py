@@ -15,7 +15,6 @@ from starlette.responses import Response, StreamingResponse
 from shoal.runs.events import FOLDER as EVENTS
 from shoal.runs.folder import Folder
 from shoal.ui.curves import charts_of, marks_of
-from shoal.ui.live import RunView
 from shoal.ui.pages.run_parts import is_plain, parts_of
 from shoal.ui.pages.series import choice_of, series_text
 from shoal.ui.site import Site
@@ -71,12 +70,13 @@ class News:
         if view.is_removed:
             return f"id: {version}\nevent: removed\ndata: {version}\n\n"
         with view.budget.spending():
-            text = self._content(view)
+            text = self._content()
         view.budget.spend(DRAWN_S)
         return f"id: {version}\nevent: change\ndata: {text}\n\n"
 
-    def _content(self, view: RunView) -> str:
+    def _content(self) -> str:
         """Returns the parts and charts that differ from those sent before, as JSON."""
+        view = self.view
         parts = parts_of(self._site, self._request, view)
         fresh = {
             name: text for name, text in parts.items() if self._parts.get(name) != text

@@ -202,13 +202,13 @@ def _places(values: Numbers) -> list[float] | list[int]:
     return np.round(values, 4).tolist()
 
 
-def _values(values: Numbers, digits: int = 6) -> list[float]:
-    """Returns values with few digits, as a screen shows no more."""
+def _values(values: Numbers) -> list[float]:
+    """Returns values with six digits, as a screen shows no more."""
     with np.errstate(divide="ignore"):
         size = np.where(values == 0, 0, np.floor(np.log10(np.abs(values))))
     # Powers of ten with a positive exponent are exact, and so are the last digits.
-    up = 10.0 ** np.clip(digits - 1 - size, 0, 300)
-    down = 10.0 ** np.clip(size - digits + 1, 0, 300)
+    up = 10.0 ** np.clip(5 - size, 0, 300)
+    down = 10.0 ** np.clip(size - 5, 0, 300)
     return (np.rint(values * up / down) / up * down).tolist()
 
 

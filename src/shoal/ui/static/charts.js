@@ -420,4 +420,4 @@ if (box && uPlot) {
   document.addEventListener("shoal-series", (event) => showChanges(event.detail));
   tellFiles();
   load();
-} else document.dispatchEvent(new Event("shoal-asked"));
+}

@@ -192,8 +192,7 @@ function showRemoved() {
 
 function address() {
   const found = new URL(live.dataset.events, location.href);
-  const here = new URLSearchParams(location.search);
-  for (const name of ["x", "scale", "smooth", "from", "to"]) if (here.get(name)) found.searchParams.set(name, here.get(name));
+  for (const [name, value] of new URLSearchParams(location.search)) found.searchParams.set(name, value);
   found.searchParams.set("seen", seen);
   return found;
 }
