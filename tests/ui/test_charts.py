@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from shoal.ui.charts import (
@@ -83,6 +83,22 @@ def test_a_logarithmic_axis_leaves_out_values_up_to_zero():
     assert text.count(",") >= 2
     lines = [Series(name="x", points=Points.of([0], [0]))]
     assert draw(lines, x_label="x", title="x", is_log=True) == ""
+
+
+@given(some.lists(NUMBERS, max_size=200), some.floats(0.0, 0.99))
+@example([1.0] * 3000, 0.99)
+def test_smoothing_is_the_exponential_mean(values: list[float], factor: float):
+    means: list[float] = []
+    mean = weight = 0.0
+    for value in values:
+        mean = factor * mean + (1 - factor) * value
+        weight = factor * weight + (1 - factor)
+        means.append(mean / weight)
+    found = smoothed(Points.of(range(len(values)), values), factor)
+    assert found.x.tolist() == list(range(len(values)))
+    assert found.y.tolist() == pytest.approx(
+        means, rel=1e-9, abs=1e-9 * max(map(abs, values), default=0.0)
+    )
 
 
 @given(some.lists(NUMBERS, min_size=1, max_size=200), some.floats(0.0, 0.99))

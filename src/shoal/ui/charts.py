@@ -126,13 +126,13 @@ def smoothed(points: Points, factor: float) -> Points:
         >>> smoothed(Points.of([0, 1, 2], [4, 4, 0]), 0.5).y[:2].tolist()
         [4.0, 4.0]
     """
-    means: list[float] = []
-    mean = weight = 0.0
-    for y in points.y.tolist():
-        mean = factor * mean + (1 - factor) * y
-        weight = factor * weight + (1 - factor)
-        means.append(mean / weight)
-    return Points.of(points.x, means)
+    # After each pass a mean holds twice as many of the points before it.
+    means, reach = (1.0 - factor) * points.y, 1
+    while reach < len(means) and factor**reach > 0.0:
+        means[reach:] += factor**reach * means[:-reach]
+        reach *= 2
+    weights = 1.0 - factor ** np.arange(1.0, len(means) + 1.0)
+    return Points(points.x, means / weights)
 
 
 def within(points: Points, window: tuple[float, float] | None) -> Points:
