@@ -146,6 +146,7 @@ def test_faults_need_processes() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loss is JAX's")
 def test_a_failure_of_one_member_ends_all() -> None:
     x, y = line(64)
     with pytest.raises(WorkerFailed, match="no weather for row 7"):

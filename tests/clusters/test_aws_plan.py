@@ -288,9 +288,6 @@ def test_a_dry_run_for_people(tmp_path: Path) -> None:
         "SSH to the master is open to 203.0.113.7/32, and no other port",
     ):  # fmt: skip
         assert part in done.output
-    hosts = tmp_path / "lab.json"
-    hosts.write_text('{"hosts": ["a"]}')
-    assert "exist already" in shoal("cluster", "up", hosts, "--dry-run").output
 
 
 def test_a_preview_says_what_is_unknown_and_open() -> None:

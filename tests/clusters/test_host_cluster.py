@@ -123,6 +123,26 @@ def test_status_and_list(bench: Bench) -> None:
     assert "lab" in bench.shoal("cluster", "list").stdout
 
 
+def test_a_dry_run_asks_the_hosts_and_changes_nothing(bench: Bench) -> None:
+    first, *_ = bench.server.addresses
+    before = bench.raylets()
+    known = (bench.folder / "known" / "lab.json").read_text()
+    path = bench.write("dry.yaml", [*bench.server.addresses, bench.nobody], 3)
+    done = bench.shoal("cluster", "up", path, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert f"start Ray on 3 of 4 hosts, the head on {first}." in done.stdout
+    assert f"not {bench.nobody}: not reached" in done.stderr
+    path = bench.write("four.yaml", [*bench.server.addresses, bench.nobody], 4)
+    done = bench.shoal("cluster", "up", path, "--dry-run", "--json")
+    assert done.exit_code == 1, done.output
+    told = json.loads(done.stdout)
+    assert [one["address"] for one in told["reports"]] == bench.server.addresses
+    assert all(one["is_ready"] and one["cores"] for one in told["reports"])
+    assert [*told["failed"]] == [bench.nobody]
+    assert bench.raylets() == before
+    assert (bench.folder / "known" / "lab.json").read_text() == known
+
+
 def test_secrets_are_private(bench: Bench) -> None:
     paths = [bench.folder / "known" / "lab.json"]
     for home in bench.server.homes:

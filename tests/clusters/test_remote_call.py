@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -22,7 +23,7 @@ from shoal.clusters.host_agent import processes
 from shoal.clusters.host_setup import HostSetup
 from shoal.clusters.hosts import OwnHosts
 from shoal.clusters.hosts_file import HostsFile, parse_hosts
-from shoal.clusters.lifecycle import ManagedCluster
+from shoal.clusters.lifecycle import Examination, ManagedCluster
 from shoal.clusters.pins import Pins, differences, pins_here
 from shoal.clusters.providers import ClusterFile
 from shoal.clusters.remote_call import PART_BYTES, PARTS, answer_in, ask, text_for
@@ -133,6 +134,36 @@ def test_the_wheel_has_the_code_that_runs_here() -> None:
         assert archive.read("shoal/__init__.py") == Path(shoal.__file__).read_bytes()
     assert "shoal/clusters/host_agent/nodes.py" in names
     assert f"shoal-{shoal.__version__}.dist-info/METADATA" in names
+
+
+def test_hosts_are_examined_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(Path(shoal.__file__).parents[1]))
+    here = {"hosts": ["here"], "ssh": shlex.join(HERE.ssh), "name": "lab"}
+
+    def examined(**environment: str) -> Examination:
+        hosts = HostsFile.model_validate({**here, "environment": environment})
+        store = ClusterStore(str(tmp_path / "known"))
+        return ManagedCluster("lab", store).examine_hosts(hosts, BACKEND)
+
+    [own] = examined(python=sys.executable).reports
+    assert own.is_ready
+    assert min(own.cores, own.memory, own.disk) > 0
+    new = examined(base=sys.executable)
+    assert [one.is_ready for one in new.reports] == [False]
+    assert new.environment == pins_here(BACKEND).digest
+    assert any(line.startswith("keras==") for line in new.requirements)
+    absent = examined(base="/no/python")
+    assert absent.failed == {"here": "it has no " + new_python(new, "/no/python")}
+    assert not [*(tmp_path / "home").iterdir()]
+    assert not (tmp_path / "known").exists()
+
+
+def new_python(found: Examination, base: str) -> str:
+    return f".shoal/environments/{found.environment}/bin/python or {base}"
 
 
 @pytest.mark.ray

@@ -64,6 +64,9 @@ class ComputeSpec:
             faster programs for that.
         sample_rows: Rows on which the model is tried, to find out its outputs.
         scaling: Scaling of the learning rate; None leaves it as it is.
+        has_nan_policy: Whether `on_nan` was given. Then the loss of a step that raises
+            on rows or weights that are not finite, as PyTorch's binary cross-entropy
+            does, counts as NaN. Otherwise it raises, as plain Keras does.
     """
 
     window: int
@@ -81,6 +84,7 @@ class ComputeSpec:
     has_one_thread: bool = False
     sample_rows: int = SAMPLE_ROWS
     scaling: RateScaling | None = None
+    has_nan_policy: bool = False
 
     @property
     def is_scaled(self) -> bool:

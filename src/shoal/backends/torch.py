@@ -60,7 +60,13 @@ class TorchBackend(StatefulBackend):
                 rows = _map(lambda a, i=i: a[i * size : (i + 1) * size], tensors)
                 before = [_wide(v) for v in parts.trainable] if mu else []
                 seed(i)
-                logs = self._step(rows)
+                try:
+                    logs = self._step(rows)
+                except RuntimeError:
+                    if not self._is_nan(rows):
+                        raise
+                    shown = self._with_nan(metrics, shown)
+                    continue
                 if mu:
                     speeds = _moved_on(parts.trainable, before, speeds, mu)
                 shown = shown + self._shown(logs, size)
@@ -78,22 +84,48 @@ class TorchBackend(StatefulBackend):
         self._write(parts.beside, statistics, parts.statistics_layout)
         metrics = self._reset_metrics()
         tensors = self._tensors(data)
-        with (
-            self._own_random_numbers() as seed,
-            caught_gradients(parts) as caught,
-            scaled_loss(parts.model, self._spec, scale) as masses,
-        ):
-            seed(0)
-            logs = parts.model.train_step(tensors)
+        rows = len(leaves(tensors)[0])
+        try:
+            with (
+                self._own_random_numbers() as seed,
+                caught_gradients(parts) as caught,
+                scaled_loss(parts.model, self._spec, scale) as masses,
+            ):
+                seed(0)
+                logs = parts.model.train_step(tensors)
+        except RuntimeError:
+            if not self._is_nan(tensors):
+                raise
+            arrays = [np.zeros(e.shape, np.float32) for e in parts.layout.entries]
+            nothing = torch.zeros(parts.shown_size, device=self._device)
+            shown = self._with_nan(metrics, nothing)
+            return Gradients(arrays, statistics, self._grown(metrics, shown))
         arrays = [
             np.zeros(e.shape, np.float32) if g is None
             else g.detach().to(torch.float32).cpu().numpy()
             for g, e in zip(caught[0], parts.layout.entries, strict=True)
         ]  # fmt: skip
-        shown = self._shown(logs, len(leaves(tensors)[0]))
+        shown = self._shown(logs, rows)
         after = parts.statistics_layout.gather(parts.beside)
         mass = float(masses[0]) if masses else 0.0
         return Gradients(arrays, after, self._grown(metrics, shown), mass)
+
+    # ------------------------------------------------ losses that raise on NaN
+
+    def _is_nan(self, rows: Data) -> bool:
+        """Whether a step that raised had such numbers, and `on_nan` is to handle it."""
+        variables = [variable.value for variable in self._parts.trainable]
+        return self._spec.has_nan_policy and not all(
+            bool(torch.isfinite(tensor).all()) for tensor in (*leaves(rows), *variables)
+        )
+
+    def _with_nan(self, metrics: Sequence[Any], shown: Tensor) -> Tensor:
+        """Makes the loss of a step without an end NaN, where the sums of losses are."""
+        sums = [*(v.value.detach() for v in metrics), shown.clone()]
+        with torch.no_grad():
+            for state, places in self._parts.loss_places:
+                sums[state].reshape(-1)[torch.as_tensor(places)] = float("nan")
+        return sums[-1]
 
     def _update(self, gradient: Vector) -> None:
         parts = self._parts

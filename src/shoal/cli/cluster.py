@@ -63,7 +63,7 @@ def up(  # noqa: PLR0913 - one argument for each option
     ] = None,
     is_dry: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print what would be made, and make nothing."),
+        typer.Option("--dry-run", help="Print what `up` would do, and change nothing."),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON; with --dry-run.")
@@ -88,15 +88,19 @@ def up(  # noqa: PLR0913 - one argument for each option
     A second call starts what is missing. A host that fails does not stop the others,
     as long as `min_workers` of them are up. If the file names a `provider`, the hosts
     are made first, after you accept their price. A first `up` that fails releases
-    them. With --detach it prints the provider's id of them and does not wait; `up`
-    again follows them.
+    them. With --dry-run it asks your own hosts what they have, and prints it; it ends
+    with status 1 when `up` would fail. With --detach it prints the provider's id of
+    the machines and does not wait; `up` again follows them.
     """
     asked = read_cluster_file(file)
     called = asked.spec.name if name is None else name
     if is_dry:
         spec = asked.spec.model_copy(update={"name": called})
-        preview = asked.provider.preview(spec)
-        cluster_plan.show_preview(preview, as_json=as_json)
+        if isinstance(spec, HostsFile):
+            _examine_hosts(spec, as_json=as_json)
+        else:
+            preview = asked.provider.preview(spec)
+            cluster_plan.show_preview(preview, as_json=as_json)
         return
     began = time.monotonic()
     with _half_up(called), Steps() as steps:
@@ -123,6 +127,16 @@ def up(  # noqa: PLR0913 - one argument for each option
         say(note)
     if asked.provider.makes_machines:
         say(f"It took {format_seconds(time.monotonic() - began)}.", err=True)
+
+
+def _examine_hosts(hosts: HostsFile, *, as_json: bool) -> None:
+    """Prints what the user's own hosts have, and what `up` would do there."""
+    with Steps() as steps:
+        cluster = ManagedCluster(hosts.name, store())
+        found = cluster.examine_hosts(hosts, _backend(), steps.tell)
+    cluster_plan.show_hosts(hosts, found, as_json=as_json)
+    if len(found.reports) < hosts.min_workers:
+        raise typer.Exit(FAILURE)
 
 
 @app.command("list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -28,6 +29,10 @@ from shoal.clusters.aws.region import completed
 from shoal.clusters.aws.searching import search
 from shoal.clusters.aws.template import template
 from shoal.clusters.cluster_state import ClusterStore
+from shoal.clusters.doctor import GIB
+from shoal.clusters.host_setup import ENVIRONMENTS, HostReport
+from shoal.clusters.hosts_file import HostsFile
+from shoal.clusters.lifecycle import Examination
 from shoal.clusters.provider import Preview
 from shoal.clusters.providers import parse_cluster_file, read_cluster_file
 from shoal.errors import ConfigError, ShoalError
@@ -147,10 +152,58 @@ def read_aws(file: Path) -> AwsFile:
     return completed(asked.spec)
 
 
+def show_hosts(hosts: HostsFile, found: Examination, *, as_json: bool) -> None:
+    """Prints what the user's own hosts have, and what `up` would do there."""
+    if as_json:
+        least = hosts.min_workers
+        show_json({"name": hosts.name, "min_workers": least, **asdict(found)})
+        return
+    reports, total = found.reports, len(hosts.hosts)
+    if reports:
+        say(f"Environment of the hosts: {_environment(hosts, found)}")
+        _show_reports(reports)
+    for address, why in found.failed.items():
+        say(f"not {address}: {why}", err=True)
+    if len(reports) < hosts.min_workers:
+        say(
+            f"`up` would fail: {len(reports)} of {total} hosts can be nodes. Expected "
+            f"at least min_workers={hosts.min_workers}. Repair the others.",
+            err=True,
+        )
+        return
+    missing = sum(not one.is_ready for one in reports)
+    first = f"install the environment on {missing}, then " if missing else ""
+    say(
+        f"`up` would {first}start Ray on {len(reports)} of {total} hosts, the head on "
+        f"{reports[0].address}. Nothing was changed."
+    )
+
+
+def _environment(hosts: HostsFile, found: Examination) -> str:
+    if found.environment is None:
+        return f"{hosts.environment.python}, as it is"
+    count = len(found.requirements)
+    return f"~/{ENVIRONMENTS}/{found.environment}, {count} packages and Shoal"
+
+
+def _show_reports(reports: Sequence[HostReport]) -> None:
+    rows = [
+        (one.address, one.private, one.python,
+         "ready" if one.is_ready else "missing", one.cores, one.gpus,
+         f"{one.memory / GIB:.1f}", f"{one.disk / GIB:.1f}")
+        for one in reports
+    ]  # fmt: skip
+    columns = (
+        "host", "private", "Python", "environment", "cores", "GPUs",
+        "GiB memory", "GiB disk",
+    )  # fmt: skip
+    show_table(rows, columns=columns)
+
+
 def show_preview(preview: Preview | None, *, as_json: bool) -> None:
     """Prints what `up` would make."""
     if preview is None:
-        say("These machines exist already: nothing would be made or paid for.")
+        say("This provider does not tell what it would make.")
         return
     if as_json:
         show_json(preview.details)

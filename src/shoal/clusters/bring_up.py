@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, final
 
 from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
-from shoal.clusters.host_setup import SPARE_S, HostSetup, Tell
+from shoal.clusters.host_setup import SPARE_S, HostReport, HostSetup, Tell
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.remote_call import ask
 from shoal.errors import ClusterError, PlanError
@@ -126,6 +126,17 @@ class BringUp:
         then = "those are ended again" if self._is_new else "those that run still do"
         self._require(len(running), then)
         return running
+
+    def examine(self) -> list[HostReport]:
+        """Returns the hosts that `run` would make nodes of; changes nothing.
+
+        Raises:
+            PlanError: Running nodes have another environment.
+        """
+        self._refuse_other_environment()
+        found, failed = on_all(self._hosts.hosts, self._preparer.examine)
+        self._note_failures({host.address: why for host, why in failed.items()})
+        return list(found.values())
 
     def _refuse_other_environment(self) -> None:
         """Refuses other versions for running nodes: Ray needs the same everywhere."""

@@ -48,6 +48,37 @@ class Installation:
 
 
 @final
+@dataclass(frozen=True, kw_only=True)
+class HostReport:
+    """What a host has that can be a node.
+
+    Args:
+        address: Its address for OpenSSH.
+        private: Its address for the other hosts.
+        python: Version of its Python, as "3.11".
+        is_ready: Whether the environment is there; otherwise `up` installs it.
+        cores: Cores that may be used.
+        memory: Free bytes of memory.
+        disk: Free bytes where the environment is installed.
+        gpus: Number of its GPUs.
+    """
+
+    address: str
+    private: str
+    python: str
+    is_ready: bool
+    cores: int
+    memory: int
+    disk: int
+    gpus: int
+
+
+def _python_in(installation: Installation) -> str:
+    """Returns the interpreter of an installed environment, from the home directory."""
+    return f"{ENVIRONMENTS}/{installation.name}/bin/python"
+
+
+@final
 class HostSetup:
     """Prepares hosts, many at a time.
 
@@ -106,23 +137,13 @@ class HostSetup:
             ClusterError: It cannot be a node; in a few words.
         """
         self._tell(host.address, "is being reached")
-        way, pythons = self._hosts.way_to(host), self._pythons
+        found = self._found(host)
         installation = self.installation
-        if installation is not None:
-            ours = f"{ENVIRONMENTS}/{installation.name}/bin/python"
-            found = self._facts(way, [ours, *pythons])
-            if not found["is_ready"]:
-                if found["version"] != self._pins.python:
-                    raise ClusterError(
-                        f"Python is {found['version']} there, {self._pins.python} "
-                        "here; name another one as `base` of the environment"
-                    )
-                self._install(host, way, installation)
-                found = self._facts(way, [ours])
-        else:
-            found = self._facts(way, pythons)
-        if lines := differences(self._pins, found):
-            raise ClusterError("; ".join(lines))
+        if installation is not None and not found["is_ready"]:
+            way = self._hosts.way_to(host)
+            self._install(host, way, installation)
+            found = self._facts(way, [_python_in(installation)])
+        self._compare(found)
         return NodeState(
             number=number,
             address=host.address,
@@ -131,6 +152,48 @@ class HostSetup:
             path=found["path"],
             gpus=tuple(found["gpus"]),
         )
+
+    def examine(self, host: Host) -> HostReport:
+        """Returns what a host has; changes nothing on it.
+
+        Raises:
+            ClusterError: It cannot be a node; in a few words.
+        """
+        self._tell(host.address, "is being reached")
+        found = self._found(host)
+        if found["is_ready"]:
+            self._compare(found)
+        return HostReport(
+            address=host.address,
+            private=host.private or found["address"] or host.address,
+            python=found["version"],
+            is_ready=found["is_ready"],
+            cores=found["cores"],
+            memory=found["memory"],
+            disk=found["disk"],
+            gpus=len(found["gpus"]),
+        )
+
+    def _found(self, host: Host) -> dict[str, Any]:
+        """Returns the facts of a host on which the environment is, or can be made."""
+        way, installation = self._hosts.way_to(host), self.installation
+        ours = [] if installation is None else [_python_in(installation)]
+        found = self._facts(way, [*ours, *self._pythons])
+        if not found["is_ready"] and found["version"] != self._pins.python:
+            raise ClusterError(
+                f"Python is {found['version']} there, {self._pins.python} "
+                "here; name another one as `base` of the environment"
+            )
+        if not found["is_ready"] and not found["has_venv"]:
+            raise ClusterError(
+                "its Python makes no environments; on Debian and Ubuntu run `apt "
+                "install python3-venv` there"
+            )
+        return found
+
+    def _compare(self, found: Mapping[str, Any]) -> None:
+        if lines := differences(self._pins, found):
+            raise ClusterError("; ".join(lines))
 
     def _facts(self, way: Way, pythons: list[str]) -> dict[str, Any]:
         request = {

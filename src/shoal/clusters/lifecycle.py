@@ -11,7 +11,8 @@ from shoal.clusters.bring_up import STOP_LIMIT_S, BringUp, end, look, on_all
 from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
 from shoal.clusters.doctor import Finding
 from shoal.clusters.health import NodeHealth, examine
-from shoal.clusters.host_setup import HostSetup, Tell
+from shoal.clusters.host_setup import HostReport, HostSetup, Tell
+from shoal.clusters.hosts import OwnHosts
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.pins import pins_here
 from shoal.clusters.provider import Acquisition, Instance, Provider, Wishes
@@ -40,6 +41,24 @@ class Standing:
     state: ClusterState
     running: tuple[NodeState, ...]
     failed: Mapping[str, str]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What the hosts of a file have.
+
+    Args:
+        reports: Hosts that can be nodes.
+        failed: Address of a host -> why it cannot.
+        environment: The environment that `up` installs; None for the user's own.
+        requirements: Its packages, for pip.
+    """
+
+    reports: tuple[HostReport, ...]
+    failed: Mapping[str, str]
+    environment: str | None
+    requirements: tuple[str, ...] = ()
 
 
 @final
@@ -190,6 +209,34 @@ class ManagedCluster:
             return Standing(
                 state=raising.state, running=tuple(running), failed=raising.failed
             )
+
+    def examine_hosts(
+        self, hosts: HostsFile, backend: str, tell: Tell = _silent
+    ) -> Examination:
+        """Asks the user's own hosts what `up` would find; changes nothing anywhere.
+
+        Args:
+            hosts: The file of the cluster.
+            backend: Keras backend for the hosts.
+            tell: Called with the progress of hosts.
+
+        Raises:
+            ConfigError: This machine lacks packages that hosts should have.
+            PlanError: The cluster is up in another environment.
+        """
+        pins = pins_here(backend, hosts.environment.packages, hosts.runs)
+        preparer = HostSetup(hosts, pins, tell)
+        known = self._store.read(self._name)
+        state = known or ClusterState.new(OwnHosts.name, hosts, backend)
+        bring_up = BringUp(state, hosts, preparer, self._store, tell)
+        reports = bring_up.examine()
+        is_own = preparer.environment is None
+        return Examination(
+            reports=tuple(reports),
+            failed=bring_up.failed,
+            environment=preparer.environment,
+            requirements=() if is_own else tuple(pins.requirements),
+        )
 
     def begin(
         self,

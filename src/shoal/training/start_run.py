@@ -373,6 +373,7 @@ def compute_spec(plan: Plan, began: float) -> ComputeSpec:
         is_alone=plan.most_workers == 1,
         has_one_thread=plan.threads == 1,
         scaling=_scaling(plan, began),
+        has_nan_policy=plan.request.on_nan is not None,
     )
 
 

@@ -30,11 +30,15 @@ def facts(request: Fields) -> Fields:
         "python": sys.executable,
         "version": ".".join(map(str, sys.version_info[:2])),
         "is_ready": folder is None or (Path(sys.prefix) == folder and is_ready(folder)),
+        "has_venv": importlib.util.find_spec("ensurepip") is not None,
         "packages": {name: package_version(name) for name in request["packages"]},
         "code": code_digest(),
         "address": connection[2] if len(connection) == 4 else "",
         "path": os.environ.get("PATH", os.defpath),
         "gpus": [line.strip() for line in gpu_lines("uuid")],
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": free_memory(),
+        "disk": shutil.disk_usage(Path.home()).free,
     }
 
 
@@ -64,6 +68,14 @@ def code_digest() -> str:
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def free_memory() -> int:
+    """Returns the bytes that are free or can be freed."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def gpu_lines(query: str) -> list[str]:

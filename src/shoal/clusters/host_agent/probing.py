@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.clusters.host_agent.answering import Fields, UserError, tell
-from shoal.clusters.host_agent.environments import gpu_lines
+from shoal.clusters.host_agent.environments import free_memory, gpu_lines
 from shoal.clusters.host_agent.nodes import is_alive
 
 CONNECT_S, SEEN_S, SEND_S = 3.0, 5.0, 0.5
@@ -72,19 +72,11 @@ def _condition(request: Fields, own: Path | None) -> Fields:
     return {
         "is_alive": is_alive(request["mark"]),
         "free": free,
-        "memory": _memory(),
+        "memory": free_memory(),
         "gpus": [[word.strip() for word in g.split(",")] for g in gpu_lines(GPU_QUERY)],
         "load": os.getloadavg()[0] / (os.cpu_count() or 1),
         "shared": complaint,
     }
-
-
-def _memory() -> int:
-    """Returns the bytes that are free or can be freed."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _reach(asked: Fields, request: Fields) -> Fields:
