@@ -12,12 +12,11 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-import uvicorn
 
 from shoal.runs.store import StoredRun, create
 from shoal.ui.app import make_app
 from shoal.ui.guard import LOOPBACK, Access
-from shoal.ui.server import Server
+from shoal.ui.server import Server, config_of
 from shoal.ui.serving import Settings, listen
 from shoal.ui.site import Site, roots_of
 from shoal.ui.starting import Starter
@@ -156,6 +155,8 @@ class Serving:
         is_read_only: bool = False,
         has_charts: bool = False,
         port: int = 0,
+        hosts: frozenset[str] = frozenset(),
+        encrypted: frozenset[str] = frozenset(),
     ) -> Served:
         settings = Settings(roots=(str(root),), cache=None, state=Path("."), port=port)
         listener = listen(settings)
@@ -163,16 +164,19 @@ class Serving:
         servers: list[Server] = []
         site = Site(
             roots=roots_of(settings.roots),
-            access=Access(token=TOKEN, port=port, hosts=LOOPBACK, base=base),
+            access=Access(
+                token=TOKEN,
+                port=port,
+                hosts=LOOPBACK | hosts,
+                base=base,
+                encrypted=encrypted,
+            ),
             starter=self.starter,
             is_read_only=is_read_only,
             has_charts=has_charts,
             is_ending=lambda: servers[0].should_exit,
         )
-        config = uvicorn.Config(
-            make_app(site), lifespan="off", log_level="error", ws="none",
-            timeout_graceful_shutdown=1, date_header=False,
-        )  # fmt: skip
+        config = config_of(make_app(site))
         server = Server(config, site.watcher.end_waits)
         servers.append(server)
         # It would take the signals of the test otherwise.

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from shoal.runs.catalogue import run_ids
 from shoal.runs.control import read_stop
 from shoal.ui import app as pages
+from shoal.ui import guard, server
 from shoal.ui.guard import HEADERS, MOST_BYTES, MOST_WRONG, Access, Wrong
 from tests.ui.conftest import TOKEN, Served, Serving, make_run
 
@@ -94,8 +95,11 @@ def test_wrong_tokens(token: str, served: Served):
 def test_many_wrong_tokens_are_slowed_down(served: Served):
     for _ in range(MOST_WRONG):
         assert served.ask("/?token=x", has_cookie=False).status == 401
-    for path in ("/?token=x", f"/?token={TOKEN}"):
-        assert served.ask(path, has_cookie=False).status == 429
+    assert served.ask("/?token=x", has_cookie=False).status == 429
+    assert served.post("/login", {"token": "x"}).status == 429
+    # A page of another site can send wrong ones: they lock nobody out.
+    assert served.ask(f"/?token={TOKEN}", has_cookie=False).status == 303
+    assert served.post("/login", {"token": TOKEN}).status == 303
     assert served.ask("/").status == 200
 
 
@@ -267,6 +271,78 @@ def test_a_page_for_reading_has_no_actions(serving: Serving, root: Path):
         form = {"sure": "yes", "run": f"runs/{run.id}"}
         assert served.post(target(path, root), form).status == 403
     assert read_stop(run.folder) is None
+
+
+def test_a_proxy_that_encrypts_is_named(serving: Serving, root: Path):
+    make_run(root, "fish")
+    named = frozenset({"page.example"})
+    served = serving.start(root, hosts=named, encrypted=named)
+    given = {"Host": "page.example", "Origin": "https://page.example"}
+    answer = served.post("/login", {"token": TOKEN}, given)
+    assert answer.status == 303
+    assert answer.headers["set-cookie"].endswith("; Secure")
+    plain = {**given, "Origin": "http://page.example"}
+    assert served.post("/login", {"token": TOKEN}, plain).status == 403
+    own = served.post("/login", {"token": TOKEN})  # of this machine, without it
+    assert own.status == 303
+    assert "Secure" not in own.headers["set-cookie"]
+
+
+def test_a_proxy_that_is_not_known_to_encrypt(serving: Serving, root: Path):
+    served = serving.start(root, hosts=frozenset({"page.example"}))
+    given = {"Host": "page.example", "Origin": "https://page.example"}
+    answer = served.post("/login", {"token": TOKEN}, given)
+    assert answer.status == 403
+    assert "--allow-host https://NAME" in answer.text
+
+
+def test_another_port_of_loopback_is_explained(served: Served):
+    answer = served.ask("/", headers={"Host": "localhost:1"})
+    assert answer.status == 400
+    assert f"ssh -L {served.port}:127.0.0.1:{served.port}" in answer.text
+
+
+def test_a_form_that_does_not_come(served: Served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guard, "BODY_S", 0.01)
+    head = (
+        f"POST /login HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\n"
+        f"Origin: http://127.0.0.1:{served.port}\r\nContent-Length: 5\r\n\r\nx"
+    )
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as link:
+        link.sendall(head.encode())
+        assert b" 408 " in link.recv(4096)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:"])
+def test_a_request_that_does_not_come(
+    sent: bytes, served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server, "REQUEST_S", 0.01)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as link:
+        link.sendall(sent)
+        assert not link.recv(4096)
+
+
+def test_a_second_request_that_does_not_come(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    whole = f"GET /none HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as link:
+        link.sendall(whole)
+        assert b" 401 " in link.recv(65536)
+        monkeypatch.setattr(server, "REQUEST_S", 0.01)
+        link.sendall(b"GET / HTTP/1.1\r\n")
+        while link.recv(65536):
+            pass
+
+
+def test_requests_are_told_without_their_query(
+    served: Served, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", guard.ACCESS_LOG.name)
+    served.ask(f"/?q=fish&token={TOKEN}", has_cookie=False)
+    served.ask("/none/%0a")
+    assert caplog.messages == ["GET / 303", "GET /none/%0a 404"]
 
 
 def test_names_behind_a_proxy_have_no_port_to_check():

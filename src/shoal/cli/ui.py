@@ -35,7 +35,10 @@ def show_page(  # noqa: PLR0913
     ] = "127.0.0.1",
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="Further name of the page, such as that of a proxy."),
+        typer.Option(
+            help="Further name of the page, such as that of a proxy; with https:// "
+            "before it where the proxy encrypts."
+        ),
     ] = None,
     base_path: Annotated[
         str, typer.Option(help="Path before all pages, behind a proxy: /shoal.")
@@ -52,6 +55,9 @@ def show_page(  # noqa: PLR0913
     ] = False,
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Only print the link.")
+    ] = False,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Print requests, without the token.")
     ] = False,
 ) -> None:  # fmt: skip
     """Shows all runs in a web page on this machine, until Ctrl-C.
@@ -82,5 +88,6 @@ def show_page(  # noqa: PLR0913
             is_insecure=insecure,
             is_read_only=read_only,
             has_browser=not no_browser,
+            has_access_log=access_log,
         )
     )

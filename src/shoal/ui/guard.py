@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,12 +18,17 @@ from http.cookies import CookieError, SimpleCookie
 from typing import final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 1 << 20
 """Bytes of a form at most."""
+BODY_S = 30.0
+"""Seconds within which a form comes."""
 MOST_WRONG, WRONG_S = 10, 60.0
 """Wrong tokens that are answered at once within so many seconds."""
+ACCESS_LOG = logging.getLogger("shoal.ui.access")
+"""Requests: method, path without query, status."""
 
 FORM_TOKEN, LOGIN = "form_token", "/login"
 FORM = "application/x-www-form-urlencoded"
@@ -67,6 +73,7 @@ class Access:
         hosts: Names and addresses, without port, under which it may be asked for.
         base: Path before all pages, "" or such as "/shoal".
         is_encrypted: Whether it is reached by https.
+        encrypted: Hosts that a proxy serves by https, whatever this server does.
     """
 
     token: str
@@ -74,6 +81,7 @@ class Access:
     hosts: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     base: str = ""
     is_encrypted: bool = False
+    encrypted: frozenset[str] = frozenset()
 
     @property
     def cookie(self) -> str:
@@ -98,15 +106,29 @@ class Access:
             >>> [access.allows(host) for host in ("localhost:8766", "evil.example")]
             [True, False]
         """
-        name, _, port = host.lower().rpartition(":")
-        if not name or host.endswith("]"):
-            name, port = host.lower(), "443" if self.is_encrypted else "80"
+        name, port = _parts(host)
+        port = port or ("443" if self.is_encrypted else "80")
         is_named = name in self.hosts - LOOPBACK
         return name in self.hosts and (port == str(self.port) or is_named)
 
     def is_own(self, origin: str, host: str) -> bool:
         """Whether an `Origin` is that of the page under this host."""
-        return origin.lower() == f"{self.scheme}://{host.lower()}"
+        scheme = "https" if self.encrypts(host) else "http"
+        return origin.lower() == f"{scheme}://{host.lower()}"
+
+    def encrypts(self, host: str) -> bool:
+        """Whether the page is reached by https under a host, by its header."""
+        return self.is_encrypted or _parts(host)[0] in self.encrypted
+
+    @property
+    def names(self) -> list[str]:
+        """Names and addresses of the page beside those of loopback."""
+        return sorted(self.hosts - LOOPBACK)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it has no other name than those of loopback."""
+        return not self.names
 
     @property
     def scheme(self) -> str:
@@ -122,6 +144,12 @@ class Access:
 
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+def _parts(host: str) -> tuple[str, str]:
+    """Returns name and port of a host, the port empty for none."""
+    name, _, port = host.lower().rpartition(":")
+    return (host.lower(), "") if not name or host.endswith("]") else (name, port)
 
 
 @final
@@ -201,6 +229,8 @@ class Guard:
                     if name.encode() not in given
                 ]
                 message["headers"] = [*message.get("headers", ()), *added]
+                path = scope["raw_path"].decode("ascii", "replace").partition("?")[0]
+                ACCESS_LOG.info("%s %s %s", scope["method"], path, message["status"])
             await send(message)
 
         try:
@@ -212,12 +242,7 @@ class Guard:
         access, headers = self._access, _headers(scope)
         host = headers.get("host", "")
         if not access.allows(host):
-            raise _Refused(
-                400,
-                "Unknown host",
-                "This address is not one of this server's own. Use the link that shoal "
-                "ui printed, or start it with --allow-host NAME.",
-            )
+            raise _Refused(400, "Unknown host", self._advice(host))
         path = scope["path"]
         if path != access.base and not path.startswith(f"{access.base}/"):
             raise _Refused(404, "Not here", f"The pages are below {access.base}/.")
@@ -238,23 +263,39 @@ class Guard:
         body = await _body(receive)
         form = _form(headers, body)
         if is_login:
-            await self._log_in(form, send)
+            await self._log_in(form, scope, send)
             return
         if not is_script and not _equal(form.get(FORM_TOKEN, ""), access.form_token):
             raise _Refused(403, "Refused", "The form is not of this page. Reload it.")
         await self._app(scope, _replayed(body, receive), send)
+
+    def _advice(self, host: str) -> str:
+        name, _ = _parts(host)
+        if name in LOOPBACK:
+            port = self._access.port
+            return (
+                f"The page is at port {port}, and was asked for at another one. "
+                f"Forward the same port: ssh -L {port}:127.0.0.1:{port} HOST."
+            )
+        return (
+            "This address is not one of this server's own. Use the link that shoal "
+            "ui printed, or start it with --allow-host NAME."
+        )
 
     def _check_origin(self, headers: Mapping[str, str], host: str) -> None:
         """Refuses a change that another site, or another port, asks for."""
         origin = headers.get("origin")
         if origin is None and headers.get("sec-fetch-site") == "same-origin":
             return
-        if origin is None or not self._access.is_own(origin, host):
-            raise _Refused(
-                403,
-                "Refused",
-                "The request comes from another page. Press the button on this one.",
+        if origin is not None and self._access.is_own(origin, host):
+            return
+        text = "The request comes from another page. Press the button on this one."
+        if origin is not None and origin.lower() == f"https://{host.lower()}":
+            text += (
+                " If this is the page, a proxy encrypts it: start shoal ui with "
+                "--allow-host https://NAME."
             )
+        raise _Refused(403, "Refused", text)
 
     def _has_session(self, headers: Mapping[str, str]) -> bool:
         cookies: SimpleCookie = SimpleCookie()
@@ -274,13 +315,15 @@ class Guard:
         return True
 
     def _check_token(self, token: str) -> None:
+        # The right one passes at any time: a page of another site can send wrong ones.
+        if self._access.knows(token):
+            return
         if self._wrong.are_many:
             raise _Refused(
-                429, "Too many wrong tokens", "Wait a minute, then use the right one."
+                429, "Too many wrong tokens", "Wait a minute, or use the right one."
             )
-        if not self._access.knows(token):
-            self._wrong.add()
-            raise _Refused(401, "Wrong token", _HOW, has_form=True)
+        self._wrong.add()
+        raise _Refused(401, "Wrong token", _HOW, has_form=True)
 
     async def _redirected(self, scope: Scope, send: Send) -> bool:
         """Answers a link with the token: the same page without it."""
@@ -293,18 +336,18 @@ class Guard:
         query = f"?{urlencode(rest)}" if rest else ""
         # One slash only: two would begin the address of another host.
         path = "/" + scope["raw_path"].decode("latin-1").partition("?")[0].lstrip("/\\")
-        await self._enter(f"{path}{query}", send)
+        await self._enter(f"{path}{query}", scope, send)
         return True
 
-    async def _log_in(self, form: Mapping[str, str], send: Send) -> None:
+    async def _log_in(self, form: Mapping[str, str], scope: Scope, send: Send) -> None:
         given = form.get("token", "").strip()
         link = parse_qsl(urlsplit(given).query) if "token=" in given else []
         self._check_token(dict(link).get("token", given))
-        await self._enter(f"{self._access.base}/", send)
+        await self._enter(f"{self._access.base}/", scope, send)
 
-    async def _enter(self, place: str, send: Send) -> None:
+    async def _enter(self, place: str, scope: Scope, send: Send) -> None:
         access = self._access
-        secure = "; Secure" if access.is_encrypted else ""
+        secure = "; Secure" if access.encrypts(_headers(scope)["host"]) else ""
         cookie = (
             f"{access.cookie}={access.session}; Path={access.base or '/'}; "
             f"HttpOnly; SameSite=Strict{secure}"
@@ -337,15 +380,25 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 async def _body(receive: Receive) -> bytes:
     parts = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _Refused(400, "Broken off", "The form did not arrive.")
-        parts += message.get("body", b"")
-        if len(parts) > MOST_BYTES:
-            raise _Refused(413, "Too large", "A form has 1 MB at most.")
-        if not message.get("more_body", False):
-            return bytes(parts)
+    try:
+        with anyio.fail_after(BODY_S):
+            while await _has_more(receive, parts):
+                pass
+    except TimeoutError:
+        text = "The form did not arrive. Send it again."
+        raise _Refused(408, "Too slow", text) from None
+    return bytes(parts)
+
+
+async def _has_more(receive: Receive, parts: bytearray) -> bool:
+    """Adds the next part of a form; returns whether there are more."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise _Refused(400, "Broken off", "The form did not arrive.")
+    parts += message.get("body", b"")
+    if len(parts) > MOST_BYTES:
+        raise _Refused(413, "Too large", "A form has 1 MB at most.")
+    return message.get("more_body", False)
 
 
 def _form(headers: Mapping[str, str], body: bytes) -> dict[str, str]:

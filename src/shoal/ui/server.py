@@ -1,6 +1,7 @@
-"""A web server that nothing wakes while nobody asks.
+"""A web server that nothing wakes while nobody asks, and that no slow request keeps.
 
-uvicorn's own loop looks ten times a second whether it should end.
+uvicorn's own loop looks ten times a second whether it should end, and it waits without
+a limit for a request that does not come.
 """
 
 from __future__ import annotations
@@ -8,10 +9,85 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import final
+from typing import Any, final
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+REQUEST_S = 20.0
+"""Seconds within which the head of a request comes, or its connection is closed."""
+END_S = 1
+"""Seconds that open answers get when the server ends."""
+
+
+def config_of(
+    app: ASGIApp, *, tls_cert: Path | None = None, tls_key: Path | None = None
+) -> uvicorn.Config:
+    """Returns the configuration of a server.
+
+    Args:
+        app: The application.
+        tls_cert: File of a certificate, None for no encryption.
+        tls_key: File of its key.
+    """
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,  # its lines would hold the token
+        server_header=False,
+        date_header=False,  # it would need a clock
+        timeout_graceful_shutdown=END_S,
+        timeout_keep_alive=15,
+        ws="none",
+        proxy_headers=False,
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+    )
+
+
+@final
+class Protocol(H11Protocol):
+    """HTTP on a connection whose requests come within `REQUEST_S`."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._limit: asyncio.TimerHandle | None = None
+
+    @property
+    def _has_request(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        """Begins to wait for the first request."""
+        super().connection_made(transport)
+        self._begin()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes a part of a request."""
+        if not self._has_request:
+            self._begin()
+        super().data_received(data)
+        if self._has_request:
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends to wait."""
+        self._end()
+        super().connection_lost(exc)
+
+    def _begin(self) -> None:
+        if self._limit is None:
+            self._limit = self.loop.call_later(REQUEST_S, self.transport.close)
+
+    def _end(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
 
 
 @final
@@ -19,7 +95,7 @@ class Server(uvicorn.Server):
     """Serves an application until it is told to end.
 
     Args:
-        config: Configuration; without a header of the date, which would need a clock.
+        config: Configuration; see `config_of`.
         on_end: Called when it begins to end, so that streams do, too.
     """
 

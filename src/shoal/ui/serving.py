@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import re
 import secrets
 import socket
 import webbrowser
@@ -14,24 +16,22 @@ from pathlib import Path
 from typing import Any, final
 
 import psutil
-import uvicorn
 
 from shoal.errors import ConfigError
 from shoal.host.private import make_private
 from shoal.terminal import say
 from shoal.ui.app import make_app
-from shoal.ui.guard import LOOPBACK, Access
+from shoal.ui.guard import ACCESS_LOG, LOOPBACK, Access
 from shoal.ui.packages import UPLOT, is_there
 from shoal.ui.pages.actions import TENSORBOARD
-from shoal.ui.server import Server
+from shoal.ui.server import Server, config_of
 from shoal.ui.site import Site, roots_of
 from shoal.ui.starting import Starter
 
 FIRST_PORT, PORTS = 8766, 50
 """8265 and 6006 belong to Ray and TensorBoard."""
 TOKEN_BYTES = 32
-END_S = 1
-"""Seconds that open answers get when the server ends."""
+NAME = re.compile(r"(https?://)?(\[[0-9a-f:.]+\]|[\w.-]+)", re.IGNORECASE)
 
 
 @final
@@ -45,13 +45,15 @@ class Settings:
         state: Folder of the token files.
         port: Port, None for 8766 or the next free one, 0 for any.
         host: Address to listen on.
-        allow_hosts: Further names under which the page may be asked for.
+        allow_hosts: Further names under which the page may be asked for; those that a
+            proxy serves encrypted begin with https://.
         base: Path before all pages, such as "/shoal" behind a proxy.
         tls_cert: File of a certificate, None for none.
         tls_key: File of its key.
         is_insecure: Whether other machines may come without encryption.
         is_read_only: Whether nothing can be changed.
         has_browser: Whether a browser is opened.
+        has_access_log: Whether requests are printed, without what follows a `?`.
     """
 
     roots: tuple[str, ...]
@@ -66,6 +68,17 @@ class Settings:
     is_insecure: bool = False
     is_read_only: bool = False
     has_browser: bool = True
+    has_access_log: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the server."""
+        return self.host in ("127.0.0.1", "::1", "localhost")
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether the server listens on all addresses of this machine."""
+        return self.host in ("0.0.0.0", "::")
 
     def check(self) -> None:
         """Checks what belongs together.
@@ -79,15 +92,20 @@ class Settings:
                 "--tls-cert and --tls-key go together, and one was given. Expected "
                 "both or none. Give the other one, too."
             )
-        if self.host not in ("127.0.0.1", "::1", "localhost") and not (
-            is_encrypted or self.is_insecure
-        ):
+        if not (self.is_local or is_encrypted or self.is_insecure):
             raise ConfigError(
                 f"host={self.host!r} is reached from other machines, and anybody who "
                 "reads the token on the way can stop and remove runs. Expected "
                 "--tls-cert and --tls-key. Leave --host out and use ssh -L, or give "
                 "--insecure where nobody else is on the network."
             )
+        for name in self.allow_hosts:
+            if not NAME.fullmatch(name):
+                raise ConfigError(
+                    f"allow_host={name!r} is no name. Expected one such as "
+                    "page.example, or https://page.example where a proxy encrypts. "
+                    "Leave the port and the path out."
+                )
         if self.base and not (self.base.startswith("/") and self.base[1:2].isalnum()):
             raise ConfigError(
                 f"base_path={self.base!r} is not a path. Expected one such as /shoal. "
@@ -111,7 +129,8 @@ def serve(settings: Settings, said: Callable[[str], None] = say) -> None:
     access = Access(
         token=read_token(settings.state, port),
         port=port,
-        hosts=LOOPBACK | _names(settings),
+        hosts=LOOPBACK | names_of(settings),
+        encrypted=frozenset(names_by(settings, "https")),
         base=settings.base.rstrip("/"),
         is_encrypted=settings.tls_cert is not None,
     )
@@ -125,25 +144,16 @@ def serve(settings: Settings, said: Callable[[str], None] = say) -> None:
         has_charts=is_there(UPLOT),
         is_ending=lambda: servers[0].should_exit,
     )
-    config = uvicorn.Config(
-        make_app(site),
-        lifespan="off",
-        log_level="warning",
-        access_log=False,  # its lines would hold the token
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=END_S,
-        timeout_keep_alive=15,
-        ws="none",
-        proxy_headers=False,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
+    if settings.has_access_log:
+        log_requests()
+    config = config_of(
+        make_app(site), tls_cert=settings.tls_cert, tls_key=settings.tls_key
     )
     servers.append(Server(config, site.watcher.end_waits))
-    shown = settings.host if settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
-    link = f"{access.scheme}://{shown}:{port}{access.base}/?token={access.token}"
+    link, *more = links(settings, access)
     said(link)
-    said(f"From another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}")
+    for line in more:
+        said(line)
     if settings.has_browser:
         with suppress(webbrowser.Error):
             webbrowser.open(link)
@@ -230,6 +240,60 @@ def read_token(state: Path, port: int) -> str:
     return token
 
 
-def _names(settings: Settings) -> frozenset[str]:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return frozenset({host.lower(), *(name.lower() for name in settings.allow_hosts)})
+def links(settings: Settings, access: Access) -> list[str]:
+    """Returns the link to the page, and lines about other machines."""
+    host = "127.0.0.1" if settings.is_everywhere else settings.host
+    port, rest = access.port, f"{access.base}/?token={access.token}"
+    found = [f"{access.scheme}://{_bracketed(host)}:{port}{rest}"]
+    own = socket.gethostname()
+    if settings.is_local:
+        place = f"{port}:{_bracketed(host)}:{port}"
+        found.append(f"From another machine: ssh -L {place} {own}")
+    elif settings.is_everywhere:
+        found.append(f"From another machine: {access.scheme}://{own}:{port}{rest}")
+    if not (settings.is_local or access.is_encrypted):
+        found.append(
+            "Not encrypted: anybody on the network can read the token, and with it "
+            "start programs as this user. Use --tls-cert and --tls-key."
+        )
+    return found
+
+
+def log_requests() -> None:
+    """Prints requests to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    ACCESS_LOG.addHandler(handler)
+    ACCESS_LOG.setLevel(logging.INFO)
+    ACCESS_LOG.propagate = False
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def names_of(settings: Settings) -> frozenset[str]:
+    """Returns names of the page besides those of loopback.
+
+    The addresses of this machine are safe names: a page of another site cannot be
+    asked for under them.
+    """
+    found = names_by(settings)
+    if not settings.is_everywhere:
+        found.add(_bracketed(settings.host))
+    else:
+        addresses = [a for own in psutil.net_if_addrs().values() for a in own]
+        kinds = (socket.AF_INET, socket.AF_INET6)
+        found |= {
+            _bracketed(one.address)
+            for one in addresses
+            if one.family in kinds and "%" not in one.address
+        }
+        found.add(socket.gethostname())
+    return frozenset(name.lower() for name in found)
+
+
+def names_by(settings: Settings, scheme: str = "") -> set[str]:
+    """Returns the names of --allow-host, or those that a proxy serves by a scheme."""
+    pairs = [name.lower().rpartition("://") for name in settings.allow_hosts]
+    return {name for by, _, name in pairs if scheme in ("", by)}

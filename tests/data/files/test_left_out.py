@@ -179,6 +179,6 @@ class TestAStoreThatFails:
 def test_to_predict_takes_no_label(tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("a,b\n1,2\n3,4\n")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", ShoalWarning)
         found = shoal.predict(model(), f"{tmp_path}/", features=["a"], workers=1)
     assert found.shape == (2, 2)
