@@ -174,7 +174,7 @@ ray: $(STAMP)
 # Promises of runs that other tests show without nodes: killed servers, standbys.
 ray-long: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 300 -m ray_long \
-		$$(grep -rl --include='test_*.py' 'EVERYWHERE_LONG' tests)
+		$$(grep -rlE --include='test_*.py' 'EVERYWHERE_LONG|mark\.ray_long' tests)
 
 # Every test of a Spark session: one session at a time, on two cores.
 spark: $(STAMP)

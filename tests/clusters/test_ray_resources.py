@@ -290,6 +290,8 @@ def loss_of_package(y: Any, p: Any) -> Any:
     return importlib.import_module("shoal_test_losses").loss(y, p)
 
 
+@pytest.mark.ray_long
+@pytest.mark.timeout(600)
 def test_requirements_are_installed_where_workers_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

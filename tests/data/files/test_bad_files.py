@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from fsspec.registry import _registry
 
 from shoal.data.files import open_files
 from shoal.errors import ConfigError, DataError
@@ -293,6 +294,8 @@ def test_a_library_that_is_not_installed(
 
 def test_s3_without_its_library(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    # fsspec remembers what an earlier test has used.
+    monkeypatch.delitem(_registry, "s3", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[aws\]'"):
         open_files("s3://bucket/data/")
 
