@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -218,9 +219,10 @@ def find_run(reference: str, root: str | os.PathLike[str]) -> Folder:
         if near
         else f"It holds {len(known)} run{'s'[: len(known) != 1]}."
     )
+    url = Folder.at(root).url
     raise ConfigError(
-        f"no run {reference!r} in {Folder.at(root).url}. {hint} "
-        "See all of them with: shoal runs."
+        f"no run {reference!r} in {url}. {hint} "
+        f"See all of them with: shoal runs --root {shlex.quote(url)}."
     )
 
 
