@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -157,8 +157,11 @@ class Serving:
         port: int = 0,
         hosts: frozenset[str] = frozenset(),
         encrypted: frozenset[str] = frozenset(),
+        further: Sequence[Path | str] = (),
     ) -> Served:
-        settings = Settings(roots=(str(root),), cache=None, state=Path("."), port=port)
+        """Starts a server over a root, and further ones."""
+        roots = tuple(map(str, (root, *further)))
+        settings = Settings(roots=roots, cache=None, state=Path("."), port=port)
         listener = listen(settings)
         port = listener.getsockname()[1]
         servers: list[Server] = []

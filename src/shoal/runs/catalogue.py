@@ -12,13 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-from shoal.errors import ConfigError, ShoalError, a_kind
-from shoal.runs.events import FOLDER, damaged, read_events
+from shoal.errors import ConfigError, DataError, ShoalError, a_kind
+from shoal.host.locks import is_held
+from shoal.runs.events import FOLDER, damaged, read_events, without_events
 from shoal.runs.folder import Folder, is_place
-from shoal.runs.heartbeat import unless_heard
+from shoal.runs.heartbeat import HEARTBEATS, LOST_S, heard_s, unless_heard
 from shoal.runs.outlines import OutlineCache, read_outline
 from shoal.runs.summary import RunSummary, summarise
-from shoal.runs.writer import look_at_writer
+from shoal.runs.writer import LOCK, look_at_writer
 
 PLAN = "plan.json"
 EXPLAINED = "explained"
@@ -173,7 +174,7 @@ def read_summary(folder: Folder) -> RunSummary:
     events = read_events(folder)
     first = next(events, None)
     if first is None:
-        raise damaged(folder, f"{FOLDER}/ holds no event that can be read")
+        raise without_events(folder)
     summary = summarise(
         chain([first], events),
         url=folder.url,
@@ -254,16 +255,62 @@ def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> 
         DataError: It is damaged; with `force` it is removed all the same.
     """
     folder = find_run(reference, root)
-    outline = None if force else read_outline(folder)
-    if outline is not None and outline.status == "running":
-        heard = "" if outline.heard_s is None else f": {unless_heard(outline.heard_s)}"
-        raise ConfigError(
-            f"run {folder.name!r} is running{heard}. Expected one that has ended. "
-            "Stop it first, or remove it all the same with --force."
-        )
+    if not force:
+        refuse_running(folder)
+    return remove_folder(folder)
+
+
+def refuse_running(folder: Folder) -> None:
+    """Refuses a run that must not be removed, as a process may still write it.
+
+    Args:
+        folder: The run folder.
+
+    Raises:
+        ConfigError: It is running.
+        DataError: It is damaged, and nothing shows that it is running.
+    """
+    try:
+        outline = read_outline(folder)
+    except DataError:
+        if not _has_live_writer(folder):
+            raise
+        age_s = None
+    else:
+        if outline.status != "running":
+            return
+        age_s = outline.heard_s
+    heard = "" if age_s is None else f": {unless_heard(age_s)}"
+    raise ConfigError(
+        f"run {folder.name!r} is running{heard}. Expected one that has ended. "
+        "Stop it first, or remove it all the same with --force."
+    )
+
+
+def _has_live_writer(folder: Folder) -> bool:
+    """Whether a lock or a heartbeat shows one, for a run whose events tell nothing."""
+    if folder.is_local:
+        return bool(is_held(Path(folder.where(LOCK))))
+    names = [name.removesuffix(".json") for name in folder.names(HEARTBEATS)]
+    ages = (heard_s(folder, name) for name in names)
+    return any(age is not None and age <= LOST_S for age in ages)
+
+
+def remove_folder(folder: Folder) -> str:
+    """Removes exactly this run with all its files, whatever its state.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        The id of the run.
+
+    Raises:
+        ConfigError: It cannot be removed.
+    """
     try:
         folder.remove()
-    except OSError as error:
+    except Exception as error:  # a file system of fsspec may raise anything
         raise ConfigError(
             f"run {folder.name!r} cannot be removed: {error}. Expected a folder that "
             "this user may write to. Check its owner, and what is left of it."

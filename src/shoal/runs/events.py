@@ -223,6 +223,11 @@ def damaged(folder: Folder, what: str) -> DataError:
     )
 
 
+def without_events(folder: Folder) -> DataError:
+    """Returns the error about a run of which no event can be read."""
+    return damaged(folder, f"{FOLDER}/ holds no event that can be read")
+
+
 def _no_number(_: str) -> None:
     """Turns NaN and infinity into null, as in writing."""
 

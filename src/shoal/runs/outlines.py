@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict
 from shoal.host.processes import Process
 from shoal.runs.event_fields import check
 from shoal.runs.events import (
-    FOLDER,
     Event,
     damaged,
     decode_segment,
@@ -29,6 +28,7 @@ from shoal.runs.events import (
     read_segment,
     segment_list,
     segment_name,
+    without_events,
 )
 from shoal.runs.folder import Folder
 from shoal.runs.summary import Fold, RunSummary
@@ -206,7 +206,7 @@ def _read(folder: Folder, numbers: list[int]) -> _Kept:
     for event in _ends(folder, numbers):
         fold.add(event)
     if fold.is_empty:
-        raise damaged(folder, f"{FOLDER}/ holds no event that can be read")
+        raise without_events(folder)
     found = _short(fold, numbers[-1])
     counts = _counts(fold, found.summary, kept.summary if kept else RunSummary())
     summary = found.summary.model_copy(update=counts)

@@ -116,7 +116,9 @@ async def _refused(site: Site, request: Request, error: Exception) -> Response:
     del request
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = error.detail if isinstance(error, HTTPException) else ""
-    titles = {404: "Not found", 405: "Not a way to ask", 409: "Not possible"}
+    titles = {
+        404: "Not found", 405: "Not a way to ask", 409: "Not possible", 503: "Not now",
+    }  # fmt: skip
     title = titles.get(status, "Refused")
     return site.render("message.html", status, title=title, texts=[text])
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.launchers.cores import count_cores
-from shoal.runs.events import Event, exchange_columns
+from shoal.runs.events import Event, exchange_columns, without_events
 from shoal.runs.folder import Folder
 from shoal.runs.following import Follow
 from shoal.runs.leases import EpochLeases, LeaseFold
@@ -119,8 +119,11 @@ class RunView:
         with self.lock:
             if self._summary is None or self._summary[0] != self.version:
                 found = self._fold.summary(lambda _: self._writer_state)
-                update = {"id": self.folder.name, "damage": self.damage}
-                if self.damage:
+                damage = self.damage
+                if self.is_empty and not damage:  # as in the list
+                    damage = str(without_events(self.folder))
+                update = {"id": self.folder.name, "damage": damage}
+                if damage:
                     update["status"] = "damaged"
                 self._summary = self.version, found.model_copy(update=update)
             return self._summary[1]

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
+from shoal.errors import ShoalError
 from shoal.runs.catalogue import has_run, open_outlines
 from shoal.runs.folder import Folder
 from shoal.runs.outlines import OutlineCache
@@ -33,6 +34,7 @@ STATIC = {
     "icon.svg": ("icon.svg", "image/svg+xml"),
     "page.css": ("page.css", _CSS),
     "page.js": ("page.js", _JS),
+    "list.js": ("list.js", _JS),
     "charts.js": ("charts.js", _JS),
     "logs.js": ("logs.js", _JS),
     "uplot.css": ("packages/uplot.css", _CSS),
@@ -114,12 +116,17 @@ class Site:
         it may come from anybody.
 
         Raises:
-            HTTPException: There is none.
+            HTTPException: There is none, or its root cannot be read.
         """
         root = self.roots.get(key)
-        if root is None or not has_run(root.folder.url, run):
-            raise HTTPException(404, "There is no such run here, or it was removed.")
-        return root.folder.child(run)
+        if root is not None:
+            try:
+                is_there = has_run(root.folder.url, run)
+            except Exception as error:  # a file system of fsspec may raise anything
+                raise HTTPException(503, unreadable(root, error)) from error
+            if is_there:
+                return root.folder.child(run)
+        raise HTTPException(404, "There is no such run here, or it was removed.")
 
     def outlines_of(self, root: Root) -> OutlineCache:
         """Returns what is remembered of the runs of a root."""
@@ -139,6 +146,21 @@ class Site:
         template = _ENVIRONMENT.get_template(name)
         links = {"link": self.link, "run_link": self.run_link}
         return template.render(site=self, SIGNS=SIGNS, **links, **values)
+
+
+def unreadable(root: Root, error: Exception) -> str:
+    """Returns what is wrong with a root that cannot be read, and what to do."""
+    what = str(error) if isinstance(error, ShoalError) else f"{_told(error)}."
+    return (
+        f"{root.folder.url} cannot be read: {what} Expected a folder or a bucket that "
+        "can be reached and that this user may read. Check its name, your rights and "
+        "the network, then reload this page; or start shoal ui with another --root."
+    )
+
+
+def _told(error: Exception) -> str:
+    """Returns the name and the text of an error, without a full stop."""
+    return f"{type(error).__name__}: {error}".rstrip(".: ")
 
 
 def roots_of(places: Sequence[str]) -> dict[str, Root]:

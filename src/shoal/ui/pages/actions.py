@@ -10,15 +10,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from shoal.errors import ShoalError
+from shoal.errors import DataError, ShoalError
 from shoal.plan.variables import read_workers
-from shoal.runs.catalogue import remove_run
+from shoal.runs.catalogue import refuse_running, remove_folder
 from shoal.runs.control import ask_stop, asking
 from shoal.runs.outlines import read_outline
+from shoal.ui.charts import number
 from shoal.ui.pages.compare import MOST_RUNS
-from shoal.ui.site import Site
+from shoal.ui.site import Site, unreadable
 
-MOST_REMOVED = 1000
+MOST_CHOSEN = 1000
+"""Runs of one form: those of a page of the list."""
+FURTHER = 8
+"""Fields of such a form besides."""
+MOST_ADDRESS = 7000
+"""Characters of an address: servers and proxies refuse longer ones."""
 RESUMABLE = ("interrupted", "failed", "lost")
 VERBOSE = ("0", "1", "2")
 TENSORBOARD = "tensorboard "
@@ -101,38 +107,62 @@ def show_tensorboard(site: Site, request: Request) -> Response:
 
 async def choose(site: Site, request: Request) -> Response:
     """Goes on with the chosen runs of the list; changes nothing."""
-    form = await request.form()
-    named = [str(value) for value in form.getlist("run")]
+    form = await request.form(max_fields=MOST_CHOSEN + FURTHER)
+    named = [str(value) for value in form.getlist("run")[:MOST_CHOSEN]]
     if form.get("do") == "compare":
-        return RedirectResponse(site.link("/compare", runs=named[:MOST_RUNS]), 303)
+        place = site.link("/compare", runs=named)
+        if len(place) > MOST_ADDRESS:
+            raise HTTPException(
+                409,
+                f"{number(len(named))} runs were chosen, more than an address holds. "
+                f"The comparison shows {MOST_RUNS}: untick others in the list.",
+            )
+        return RedirectResponse(place, 303)
     _check_may(site)
     runs = await run_in_threadpool(_with_sizes, site, _split(site, named))
-    return site.render("remove.html", runs=runs)
+    back = site.link("/", chosen=named)
+    back = back if len(back) <= MOST_ADDRESS else site.link("/")
+    return site.render("remove.html", runs=runs, back=back)
 
 
 async def remove(site: Site, request: Request) -> Response:
     """Removes runs, after a page that names them; running ones are refused."""
     _check_may(site)
-    form = await request.form()
-    found = _split(site, [str(value) for value in form.getlist("run")])
-    refused: list[str] = []
-    for root, run in found:
+    form = await request.form(max_fields=MOST_CHOSEN + FURTHER)
+    named = [str(value) for value in form.getlist("run")[:MOST_CHOSEN]]
+    removed, refused = await run_in_threadpool(_remove, site, _split(site, named))
+    if not refused:
+        return RedirectResponse(site.link("/", removed=removed), 303)
+    texts = [*refused, f"{removed} of {removed + len(refused)} were removed."]
+    return site.render("message.html", 409, title="Not all removed", texts=texts)
+
+
+def _remove(site: Site, runs: list[tuple[str, str]]) -> tuple[int, list[str]]:
+    """Removes runs; returns how many, and why others were not."""
+    removed, refused = 0, list[str]()
+    for root, run in runs:
         try:
-            site.find(root, run)
-        except HTTPException:
-            continue  # it is gone already, which is what was wanted
+            folder = site.find(root, run)
+        except HTTPException as error:
+            if error.status_code != 404:  # else it is gone, which is what was wanted
+                refused.append(error.detail)
+            continue
         try:
-            remove_run(run, site.roots[root].folder.url, force=False)
+            with suppress(DataError):  # what is damaged is not running
+                refuse_running(folder)
+            remove_folder(folder)
         except ShoalError as error:
             refused.append(str(error))
-    if refused:
-        return site.render("message.html", 409, title="Not all removed", texts=refused)
-    return RedirectResponse(site.link("/"), 303)
+        except Exception as error:  # a file system of fsspec may raise anything
+            refused.append(unreadable(site.roots[root], error))
+        else:
+            removed += 1
+    return removed, refused
 
 
 def _split(site: Site, named: list[str]) -> list[tuple[str, str]]:
     """Returns roots and ids of runs that a form names."""
-    pairs = [name.partition("/") for name in named[:MOST_REMOVED]]
+    pairs = [name.partition("/") for name in named]
     return [(root, run) for root, _, run in pairs if root in site.roots]
 
 
@@ -140,7 +170,7 @@ def _with_sizes(site: Site, runs: list[tuple[str, str]]) -> list[tuple[str, str,
     found: list[tuple[str, str, int]] = []
     for root, run in runs:
         size = 0
-        with suppress(HTTPException, OSError):  # one that has gone has none
+        with suppress(Exception):  # it is gone, or its storage is away
             size = site.find(root, run).total_bytes()
         found.append((root, run, size))
     return found

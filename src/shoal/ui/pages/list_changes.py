@@ -1,11 +1,12 @@
-"""The stream of a list: runs that are new, and runs that are gone."""
+"""The stream of a list: runs that are new, gone, or not as they were."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -13,63 +14,138 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from shoal.errors import ShoalError
 from shoal.runs.catalogue import run_ids
+from shoal.runs.events import FOLDER
 from shoal.ui.site import Root, Site
 from shoal.ui.watching import MOST_STREAMS
 
 BEAT_S = 15.0
 AGAIN_S = 1.0
 """Seconds after a change until roots are listed: a run is claimed, and then begun."""
-REST_S = 30.0
-"""Seconds between two lists where nothing tells of changes: they may cost money."""
+LOOK_S, REST_S = 5.0, 30.0
+"""Seconds between two looks at runs that are known: at local disks, and where nothing
+tells of changes. There roots are listed as seldom: that may cost money."""
+SLACK_S = 1.0
+"""Seconds by which the clock of a file system may be behind."""
+_TIME = re.compile(r"[0-9]{1,11}(\.[0-9]{1,6})?")
+
+Known = dict[str, float]
+"""Root and id of a run -> when it changed last in Unix seconds, 0 if that is unknown.
+
+It is the time at which a file was made, replaced or removed in its folder or its
+events: as a process begins to write it, at the end of an epoch, and as it ends.
+"""
 
 
 async def stream_list(site: Site, request: Request) -> Response:
-    """Tells a list of runs that are new or gone, as server-sent events."""
-    del request
+    """Tells a list of what has changed, as server-sent events.
+
+    The first one tells of changes since the list was read. The number of an event is
+    its time, so that a page that comes back hears of what it has not seen.
+    """
     if site.watcher.count >= MOST_STREAMS:
         raise HTTPException(503, "Too many pages watch runs. Close some of them.")
+    asked = request.headers.get("last-event-id", request.query_params.get("seen", ""))
 
     async def events() -> AsyncIterator[str]:
         yield "retry: 1000\n\n"
         roots = list(site.roots.values())
         async with site.watcher.watching([root.folder for root in roots]) as waker:
-            seen = waker.woken
-            known = await anyio.to_thread.run_sync(_names, roots)
-            listed = time.monotonic()
+            woken, at = waker.woken, time.time()
+            known = await anyio.to_thread.run_sync(_listed, roots, Known())
+            looked = said = time.monotonic()
             is_exact = all(root.folder.is_local for root in roots)
-            yield _event("begun", {"count": len(known) if is_exact else None})
+            since = float(asked) if _TIME.fullmatch(asked) else at
+            begun = {"count": len(known) if is_exact else None}
+            yield _event("begun", {**begun, "changed": _since(known, since)}, at)
             while not site.is_ending():
-                await waker.wait(BEAT_S)
-                if waker.woken > seen:
+                look_s = LOOK_S if waker.is_told else REST_S
+                await waker.wait(min(look_s, BEAT_S))
+                is_woken = waker.woken > woken
+                if is_woken:
                     await anyio.sleep(AGAIN_S)
-                elif waker.is_told or time.monotonic() - listed < REST_S:
+                if is_woken or time.monotonic() - looked >= look_s:
+                    woken, at = waker.woken, time.time()
+                    look = _looked if waker.is_told and not is_woken else _listed
+                    found = await anyio.to_thread.run_sync(look, roots, known)
+                    looked = time.monotonic()
+                    news, known = _news(known, found), found
+                    if any(news.values()):
+                        said = looked
+                        yield _event("list", news, at)
+                if time.monotonic() - said >= BEAT_S:
+                    said = time.monotonic()
                     yield ": still here\n\n"
-                    continue
-                seen, listed = waker.woken, time.monotonic()
-                found = await anyio.to_thread.run_sync(_names, roots)
-                if found != known:
-                    gone, new = sorted(known - found), len(found - known)
-                    known = found
-                    yield _event("list", {"gone": gone, "new": new})
 
     headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
     return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
 
-def _event(kind: str, content: Any) -> str:
-    return f"event: {kind}\ndata: {json.dumps(content)}\n\n"
+def _event(kind: str, content: Any, at: float) -> str:
+    return f"id: {at:.3f}\nevent: {kind}\ndata: {json.dumps(content)}\n\n"
 
 
-def _names(roots: Sequence[Root]) -> frozenset[str]:
-    """Returns root and id of all runs; of a root that cannot be read none."""
-    found: list[str] = []
+def _since(known: Known, since: float) -> list[str]:
+    """Returns runs that have changed since a time.
+
+    Example:
+        >>> _since({"runs/a": 7.0, "runs/b": 9.5}, 9.0)
+        ['runs/b']
+    """
+    return sorted(name for name, at in known.items() if at >= since - SLACK_S)
+
+
+def _news(known: Known, found: Known) -> Mapping[str, list[str]]:
+    """Returns what differs between two looks.
+
+    Example:
+        >>> _news({"runs/a": 1.0, "runs/b": 1.0}, {"runs/b": 2.0, "runs/c": 2.0})
+        {'gone': ['runs/a'], 'new': ['runs/c'], 'changed': ['runs/b']}
+    """
+    both = known.keys() & found.keys()
+    return {
+        "gone": sorted(known.keys() - found.keys()),
+        "new": sorted(found.keys() - known.keys()),
+        "changed": sorted(name for name in both if known[name] != found[name]),
+    }
+
+
+def _listed(roots: Sequence[Root], known: Known) -> Known:
+    """Lists all runs; those of a root that cannot be read now are as they were."""
+    found = Known()
     for root in roots:
-        with suppress(ShoalError, OSError):
+        try:
             if root.folder.is_local:
                 names = run_ids(root.folder.url)
             else:  # a look at each of them would be a request each
                 names = [n for n in root.folder.names() if not n.startswith(".")]
-            found += [f"{root.key}/{name}" for name in names]
-    return frozenset(found)
+        except Exception:  # a file system of fsspec may raise anything
+            own = f"{root.key}/"
+            found |= {name: at for name, at in known.items() if name.startswith(own)}
+        else:
+            found |= _times(root, names)
+    return found
+
+
+def _looked(roots: Sequence[Root], known: Known) -> Known:
+    """Looks at the runs that are known, on local disks: of others nothing is told."""
+    found = Known()
+    for root in roots:
+        own = f"{root.key}/"
+        names = [name.removeprefix(own) for name in known if name.startswith(own)]
+        found |= _times(root, names)
+    return found
+
+
+def _times(root: Root, names: Iterable[str]) -> Known:
+    if not root.folder.is_local:
+        return {f"{root.key}/{name}": 0.0 for name in names}
+    start = root.folder.path
+    return {f"{root.key}/{name}": _changed(f"{start}/{name}") for name in names}
+
+
+def _changed(path: str) -> float:
+    try:
+        return max(os.stat(path).st_mtime, os.stat(f"{path}/{FOLDER}").st_mtime)
+    except OSError:  # it is gone, or may not be read
+        return 0.0

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, final
 
 from markupsafe import Markup
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from shoal.errors import ShoalError
 from shoal.runs.catalogue import MOST_READS, outlines_in
 from shoal.runs.outlines import read_outline
 from shoal.runs.summary import RunSummary
-from shoal.ui.site import Site
+from shoal.ui.site import Site, unreadable
 
 MOST_ROWS = 1000
 """Rows of a page."""
 MOST_DRAWN = 10_000
 """Rows that are remembered as they were drawn."""
-MOST_WATCHED = 20
-"""Running runs whose rows change in place."""
+MOST_READ_AGAIN = 20
+"""Rows of one request that reads rows again."""
+MOST_DIGITS = 6
+"""Digits of a number in an address."""
+MOST_TEXT = 200
+"""Characters of a name that are searched."""
 
 
 @final
@@ -40,6 +44,18 @@ class Row:
     root: str
     run: RunSummary
     size: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the run in forms and addresses: its root, and its id."""
+        return f"{self.root}/{self.run.id}"
+
+    @property
+    def text(self) -> str:
+        """What is searched, in small letters; a browser searches the same."""
+        run = self.run
+        parts = run.id, run.name[:MOST_TEXT], run.setting[:MOST_TEXT], run.status
+        return " ".join(dict.fromkeys(parts)).lower()
 
     @property
     def share(self) -> float:
@@ -61,9 +77,12 @@ class Row:
         return run.samples_committed / run.seconds if run.seconds > 0 else None
 
 
+STATES = ("running", "finished", "failed", "interrupted", "lost", "damaged")
+
 ORDERS: dict[str, Callable[[Row], Any]] = {
     "started": lambda row: row.run.started_unix,
     "name": lambda row: row.run.id,
+    "state": lambda row: STATES.index(row.run.status),
     "strategy": lambda row: row.run.setting,
     "workers": lambda row: row.run.workers,
     "progress": lambda row: row.share,
@@ -74,26 +93,41 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
 }
 """Name of an order -> its key."""
 
-STATES = ("running", "finished", "failed", "interrupted", "lost", "damaged")
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """The runs of all roots.
+
+    Args:
+        rows: The runs.
+        missing: What to do about roots that do not exist yet.
+        unread: Why other roots cannot be read, and what to do.
+    """
+
+    rows: list[Row]
+    missing: list[str]
+    unread: list[str]
 
 
-def read_rows(site: Site) -> tuple[list[Row], list[str]]:
-    """Returns all runs, and what is wrong with roots that cannot be read."""
+def read_rows(site: Site) -> Listed:
+    """Reads all runs; a root that cannot be read does not hide those of others."""
     rows: list[Row] = []
-    wrong: list[str] = []
+    missing: list[str] = []
+    unread: list[str] = []
     for root in site.roots.values():
         try:
             found = outlines_in(root.folder, site.outlines_of(root))
             rows += [row_of(site, root.key, run) for run in found]
             if not root.folder.exists():
-                wrong.append(
+                missing.append(
                     f"{root.folder.url} does not exist yet. It appears with its first "
                     "run; if you expected runs there, start shoal ui with another "
                     "--root."
                 )
-        except (ShoalError, OSError) as error:
-            wrong.append(f"{root.folder.url} cannot be read: {error}")
-    return rows, wrong
+        except Exception as error:  # a file system of fsspec may raise anything
+            unread.append(unreadable(root, error))
+    return Listed(rows=rows, missing=missing, unread=unread)
 
 
 def row_of(site: Site, root: str, run: RunSummary, *, has_time: bool = False) -> Row:
@@ -114,22 +148,29 @@ def row_of(site: Site, root: str, run: RunSummary, *, has_time: bool = False) ->
             return Row(root=root, run=run)
         try:
             found = folder.child(run.id).total_bytes()
-        except OSError:  # the storage is away for a moment
+        except Exception:  # a file system of fsspec may raise anything
             return Row(root=root, run=run)
         known = site.sizes[key] = (state, found)
     return Row(root=root, run=run, size=known[1])
 
 
-def drawn(site: Site, rows: Sequence[Row]) -> Markup:
-    """Returns rows of the table; the same row is not made a second time."""
-    has_several = len(site.roots) > 1
+def drawn(site: Site, rows: Sequence[Row], ticked: Collection[str] = ()) -> Markup:
+    """Returns rows of the table; the same row is not made a second time.
+
+    Args:
+        site: The site.
+        rows: The rows.
+        ticked: Names of the runs that are chosen.
+    """
     texts: list[str] = []
     for row in rows:
+        if row.name in ticked:
+            texts.append(_text_of(site, [row], is_ticked=True))
+            continue
         key = row.root, row.run.id
         known = site.rows.get(key)
         if known is None or known[0] is not row.run or known[1] != row.size:
-            text = site.text_of("run_rows.html", rows=[row], has_several=has_several)
-            known = row.run, row.size, text
+            known = row.run, row.size, _text_of(site, [row])
             if len(site.rows) >= MOST_DRAWN:
                 site.rows.clear()
             site.rows[key] = known
@@ -137,7 +178,16 @@ def drawn(site: Site, rows: Sequence[Row]) -> Markup:
     return Markup("".join(texts))
 
 
-def chosen(rows: list[Row], words: str, state: str, order: str) -> list[Row]:
+def _text_of(site: Site, rows: Sequence[Row], *, is_ticked: bool = False) -> str:
+    return site.text_of(
+        "run_rows.html",
+        rows=rows,
+        is_ticked=is_ticked,
+        has_several=len(site.roots) > 1,
+    )
+
+
+def filtered(rows: list[Row], words: str, state: str, order: str) -> list[Row]:
     """Returns the rows of a filter, in an order; running ones are on top.
 
     Args:
@@ -149,9 +199,8 @@ def chosen(rows: list[Row], words: str, state: str, order: str) -> list[Row]:
     wanted = words.lower().split()
 
     def fits(row: Row) -> bool:
-        run = row.run
-        text = f"{run.id} {run.name} {run.setting} {run.status}".lower()
-        return all(word in text for word in wanted) and state in ("", run.status)
+        text = row.text
+        return state in ("", row.run.status) and all(word in text for word in wanted)
 
     found = [row for row in rows if fits(row)]
     name = order.removeprefix("-")
@@ -162,14 +211,14 @@ def chosen(rows: list[Row], words: str, state: str, order: str) -> list[Row]:
 
 
 def _row_of(site: Site, name: str) -> Row | None:
-    """Reads one row again; None if its run is gone."""
+    """Reads one row again; None if its run is gone, or cannot be read now."""
     root, _, run = name.partition("/")
     try:
         outline = read_outline(site.find(root, run))
-    except HTTPException:
-        return None
     except ShoalError as error:
         outline = RunSummary(id=run, status="damaged", damage=str(error))
+    except Exception:  # it is gone; a file system of fsspec may raise anything
+        return None
     return row_of(site, root, outline, has_time=True)
 
 
@@ -177,31 +226,38 @@ def show_runs(site: Site, request: Request) -> Response:
     """The page with all runs, or with `part=rows` only those rows that it names."""
     query = request.query_params
     if query.get("part") == "rows":
-        named = query.getlist("run")[:MOST_WATCHED]
+        named = query.getlist("run")[:MOST_READ_AGAIN]
         with ThreadPoolExecutor(MOST_READS, "shoal-rows") as readers:
             found = readers.map(lambda name: _row_of(site, name), named)
             rows = [row for row in found if row is not None]
-        has_several = len(site.roots) > 1
-        return site.render("run_rows.html", rows=rows, has_several=has_several)
+        return HTMLResponse(_text_of(site, rows))
     words, state = query.get("q", "")[:200], query.get("state", "")
     state = state if state in STATES else ""
     order = query.get("order", "-started")
     order = order if order.removeprefix("-") in ORDERS else "-started"
-    rows, wrong = read_rows(site)
-    found = chosen(rows, words, state, order)
+    seen = time.time()
+    listed = read_rows(site)
+    found = filtered(listed.rows, words, state, order)
     page = int(query.get("page", "1")) if query.get("page", "1").isdecimal() else 1
     start = (max(1, min(page, 10**6)) - 1) * MOST_ROWS
+    shown = found[start : start + MOST_ROWS]
+    ticked = set(query.getlist("chosen")) & {row.name for row in listed.rows}
+    removed = query.get("removed", "")[:MOST_DIGITS]
     return site.render(
         "runs.html",
-        rows=drawn(site, found[start : start + MOST_ROWS]),
+        rows=drawn(site, shown, ticked),
+        chosen=sorted(ticked),
+        away=sorted(ticked - {row.name for row in shown}),
+        removed=int(removed) if removed.isdecimal() else None,
+        seen=f"{seen:.3f}",
         count=len(found),
-        total=len(rows),
+        total=len(listed.rows),
         page=start // MOST_ROWS + 1,
         pages=-(-len(found) // MOST_ROWS),
         words=words,
         state=state,
         states=STATES,
         order=order,
-        wrong=wrong,
-        has_several=len(site.roots) > 1,
+        missing=listed.missing,
+        unread=listed.unread,
     )

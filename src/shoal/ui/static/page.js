@@ -1,4 +1,4 @@
-// What the page does by itself: theme, times in the reader's zone, filter, live changes.
+// What each page does by itself: theme, times in the reader's zone, live changes, keys.
 // Everything here is a convenience: each page works without it.
 
 const THEMES = ["system", "light", "dark"];
@@ -39,104 +39,6 @@ function localTimes(within) {
 }
 localTimes(document);
 document.addEventListener("shoal-times", (event) => localTimes(event.detail));
-
-const filter = document.querySelector("#q");
-const rows = [...document.querySelectorAll("#runs tbody tr")];
-if (filter && rows.length) {
-  const texts = rows.map((row) => row.textContent.toLowerCase());
-  const count = document.getElementById("count");
-  filter.addEventListener("input", () => {
-    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    rows.forEach((row, at) => {
-      row.hidden = !words.every((word) => texts[at].includes(word));
-      shown += row.hidden ? 0 : 1;
-    });
-    count.textContent = `${shown.toLocaleString()} of ${rows.length.toLocaleString()} runs on this page`;
-    const address = new URL(location.href);
-    if (filter.value) address.searchParams.set("q", filter.value);
-    else address.searchParams.delete("q");
-    history.replaceState(null, "", address);
-  });
-}
-
-// The list: rows of running runs are read again, and change where they are.
-const table = document.getElementById("runs");
-
-async function readAgainRows(these) {
-  const address = new URL(table.dataset.rows, location.href);
-  for (const row of these) address.searchParams.append("run", row.dataset.run);
-  try {
-    const answer = await fetch(address);
-    const text = `<table><tbody>${await answer.text()}</tbody></table>`;
-    const fresh = new DOMParser().parseFromString(text, "text/html");
-    if (answer.ok) these.forEach((row) => changeRow(row, fresh));
-  } catch { /* the next look may be answered */ }
-}
-
-async function readRows() {
-  const running = [...table.querySelectorAll('tr[data-state="running"]')].slice(0, 20);
-  if (!running.length) return;
-  if (!document.hidden) await readAgainRows(running);
-  setTimeout(readRows, 3000);
-}
-
-// Sizes of runs on a storage cost a request each: they come after the list.
-async function readSizes() {
-  const unsized = [...table.querySelectorAll("tr[data-unsized]")];
-  for (let at = 0; at < unsized.length; at += 20) await readAgainRows(unsized.slice(at, at + 20));
-}
-
-function changeRow(row, fresh) {
-  const found = [...fresh.querySelectorAll("tr")].find((one) => one.dataset.run === row.dataset.run);
-  if (!found) { row.remove(); return; }
-  localTimes(found);
-  row.dataset.state = found.dataset.state;
-  [...row.cells].forEach((cell, at) => {
-    const other = found.cells[at];
-    if (at > 1 && cell.innerHTML !== other.innerHTML) cell.replaceChildren(...other.childNodes);
-  });
-}
-// The list: runs that are gone vanish; new ones are told, so that no row moves.
-const news = document.getElementById("news");
-let newRuns = 0;
-
-function offer(text) {
-  const link = document.createElement("a");
-  link.href = location.href;
-  link.textContent = text;
-  news.replaceChildren(link);
-}
-
-function watchList() {
-  const source = new EventSource(news.dataset.events);
-  source.addEventListener("list", (event) => {
-    const told = JSON.parse(event.data);
-    const gone = new Set(told.gone);
-    for (const row of document.querySelectorAll("tr[data-run]")) if (gone.has(row.dataset.run)) row.remove();
-    newRuns += told.new;
-    news.dataset.total = Number(news.dataset.total) - gone.size + told.new;
-    if (newRuns) offer(newRuns === 1 ? "1 new run: show it" : `${newRuns.toLocaleString()} new runs: show them`);
-  });
-  source.addEventListener("begun", (event) => {
-    const { count } = JSON.parse(event.data);
-    if (count !== null && count !== Number(news.dataset.total)) offer("The list has changed: show it");
-    news.dataset.begun = "yes";
-  });
-  return source;
-}
-if (news) {
-  let source = watchList();
-  document.addEventListener("visibilitychange", () => {
-    source.close();
-    if (!document.hidden) source = watchList();
-  });
-}
-
-if (table) {
-  setTimeout(readRows, 3000);
-  readSizes();
-}
 
 // A run: one stream brings the parts and charts that have changed.
 const live = document.getElementById("live");
@@ -285,5 +187,6 @@ if (again) setTimeout(() => location.reload(), Number(again.dataset.again));
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
   if (event.key === "?") document.getElementById("keys").showModal();
-  else if (event.key === "/" && filter) { event.preventDefault(); filter.focus(); }
+  const find = document.getElementById("q");
+  if (event.key === "/" && find) { event.preventDefault(); find.focus(); }
 });

@@ -1,0 +1,157 @@
+"""The list of runs in a real browser: its address, live rows, what is chosen."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.runs.events import encode, segment_name, segment_numbers
+from shoal.runs.outlines import OUTLINE
+from shoal.runs.store import StoredRun
+from shoal.ui.pages import list_changes
+from tests.ui.conftest import TOKEN, Served, Serving, make_run
+from tests.ui.test_browser import _no_leaks, browser, expect, page, served, violations
+
+__all__ = ["_no_leaks", "browser", "page", "served"]
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def rows(page: Any) -> Any:
+    return page.locator("#runs tbody tr:visible")
+
+
+def tick(page: Any, name: str) -> Any:
+    return page.get_by_label(re.compile(f"^Choose .*-{name}-"))
+
+
+def begun(page: Any) -> None:
+    """Waits until changes of the list are told."""
+    expect(page.locator("#news")).to_have_attribute("data-begun", "yes")
+
+
+def test_what_is_found_and_chosen_is_in_the_address(
+    page: Any, root: Path, served: Served
+):
+    for name in ("cod", "eel", "ray"):
+        make_run(root, name)
+    page.goto(f"{served.url}/")
+    told = page.locator("#chosen")
+    tick(page, "cod").check()
+    tick(page, "eel").check()
+    expect(told).to_have_text("2 chosen.")
+    find = page.get_by_label("Find")
+    find.fill("eel")
+    expect(rows(page)).to_have_count(1)
+    expect(told).to_have_text("2 chosen, 1 of them not shown.")
+    page.get_by_role("link", name="Took").click()
+    expect(page).to_have_url(re.compile("order=took"))
+    page.reload()
+    expect(find).to_have_value("eel")
+    expect(tick(page, "eel")).to_be_checked()
+    expect(told).to_have_text("2 chosen, 1 of them not shown.")
+    find.fill("loss")  # is in a cell, and not among what is searched
+    expect(rows(page)).to_have_count(0)
+    find.fill("")  # brings what the server had left out
+    expect(rows(page)).to_have_count(3)
+    expect(page.locator("#count")).to_have_text("3 of 3 runs")
+    expect(tick(page, "cod")).to_be_checked()
+    expect(find).to_be_focused()
+    page.get_by_label("State").select_option("finished")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile("state=finished"))
+    expect(told).to_have_text("2 chosen.")
+    assert violations(page) == []
+    page.get_by_role("link", name="Untick all").click()
+    expect(tick(page, "cod")).not_to_be_checked()
+    expect(told).to_have_text("")
+    page.go_back()
+    expect(tick(page, "cod")).to_be_checked()
+    page.get_by_role("button", name="Compare chosen").click()
+    expect(page.locator("#compared tbody tr")).to_have_count(2)
+
+
+def go_on(run: StoredRun) -> None:
+    """Writes what another process does that resumes a run."""
+    folder = run.folder
+    event = {"v": 1, "kind": "run_resumed", "time": 1.8e9, "t": 60.0}
+    folder.fs.rm(folder.where(OUTLINE))
+    number = segment_numbers(folder)[-1] + 1
+    folder.write(segment_name(number), encode(event))
+
+
+def test_a_run_that_goes_on_elsewhere_is_shown_and_found(
+    page: Any, root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(list_changes, "LOOK_S", 0.2)
+    run = make_run(root, "cod", status="interrupted")
+    page.goto(f"{served.url}/")
+    begun(page)
+    go_on(run)
+    expect(rows(page)).to_contain_text("running")
+    find = page.get_by_label("Find")
+    find.fill("running")
+    expect(rows(page)).to_have_count(1)
+    find.fill("interrupted")
+    expect(rows(page)).to_have_count(0)
+    expect(page.locator("#count")).to_have_text("0 of 1 run")
+
+
+def test_counts_follow_what_is_gone(page: Any, root: Path, served: Served):
+    gone = make_run(root, "gone")
+    make_run(root, "kept")
+    page.goto(f"{served.url}/")
+    begun(page)
+    tick(page, "gone").check()
+    new = make_run(root, "new")
+    expect(page.locator("#news")).to_have_text("1 new run: show it")
+    expect(page).to_have_title("3 runs · Shoal")
+    expect(page.locator("#count")).to_have_text("2 of 3 runs")
+    for run in (new, gone):
+        shutil.rmtree(root / run.id)
+    expect(page).to_have_title("1 run · Shoal")
+    expect(page.locator("#news")).to_have_text("")
+    expect(page.locator("#count")).to_have_text("1 of 1 run")
+    expect(page.locator("#chosen")).to_have_text("")
+    assert "chosen" not in page.url
+
+
+def test_the_list_finds_its_server_again(
+    browser: Any, root: Path, serving: Serving, monkeypatch: pytest.MonkeyPatch
+):
+    make_run(root, "cod")
+    first = Serving(root.parent)
+    served = first.start(root)
+    context = browser.new_context()
+    page = context.new_page()
+    link = page.locator("#link-state")
+    monkeypatch.setattr(list_changes, "MOST_STREAMS", 0)  # it is refused at first
+    page.goto(f"{served.url}/?token={TOKEN}")
+    expect(link).to_have_text("Reconnecting…")
+    monkeypatch.undo()
+    begun(page)
+    expect(link).to_have_text("")
+    first.close()
+    expect(link).to_have_text("Reconnecting…")
+    make_run(root, "new")
+    serving.start(root, port=served.port)
+    expect(link).to_have_text("")
+    expect(page.locator("#news")).to_have_text("The list has changed: show it")
+    context.close()
+
+
+def test_a_removal_is_told_once(page: Any, root: Path, served: Served):
+    make_run(root, "gone")
+    make_run(root, "kept")
+    page.goto(f"{served.url}/")
+    tick(page, "gone").check()
+    page.get_by_role("button", name="Remove chosen…").click()
+    page.get_by_role("button", name="Remove 1").click()
+    expect(page.locator("main")).to_contain_text("1 run was removed.")
+    expect(page).to_have_url(f"{served.url}/")
+    page.reload()
+    expect(rows(page)).to_have_count(1)
+    expect(page.locator("main")).not_to_contain_text("was removed")
