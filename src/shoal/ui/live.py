@@ -25,8 +25,10 @@ from shoal.runs.summary import SPENT, Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
 from shoal.runs.writer import look_at_writer
 from shoal.ui.budget import Budget
+from shoal.ui.epoch_axis import EpochAxis
 from shoal.ui.exchanges import Exchanges
 from shoal.ui.moments import Moment, told
+from shoal.ui.speeds import has_speed
 
 LEAST_S = 0.1
 """Polls of a run are at least so far apart, however many watch it."""
@@ -59,6 +61,7 @@ class RunView:
         self.spent: dict[int, list[float]] = {}
         """Rank -> its seconds of compute, data, wait and exchange."""
         self.epochs: list[dict[str, Any]] = []
+        self._first_epoch = 0
         self._moments: deque[Moment] = deque(maxlen=MOST_MARKS)
         self._usual: deque[Moment] = deque(maxlen=MOST_USUAL)
         self.checkpoint: Event = {}
@@ -135,12 +138,18 @@ class RunView:
         with self.lock:
             return self._leases.epochs(is_over=self.summary().status != "running")
 
+    def epoch_axis(self) -> EpochAxis:
+        """Returns the places of samples on the axis of epochs."""
+        with self.lock:
+            rows, first = self.summary().rows, self._first_epoch
+            return EpochAxis(self.epochs, rows=rows, first=first)
+
     def speed(self) -> float | None:
         """Returns samples a second in the last seconds of exchanges; None without."""
         with self.lock:
             times = self.exchanges.t.values
             samples = self.exchanges.samples.values
-            if len(times) < 2:
+            if not has_speed(self.exchanges):
                 return None
             since = np.searchsorted(times, times[-1] - _SPEED_S, side="right") - 1
             first = max(0, int(since))
@@ -177,6 +186,8 @@ class RunView:
                     epoch["metrics"] = {**epoch["metrics"], **scored}
         elif kind == "checkpoint_written":
             self.checkpoint = event
+        elif kind == "run_started":
+            self._first_epoch = int(event.get("initial_epoch") or 0)
         text = told(event)
         if text:
             moment = Moment(

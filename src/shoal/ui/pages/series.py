@@ -144,9 +144,10 @@ def send_points(site: Site, request: Request) -> Response:
     of_epoch = {"samples": "samples", "seconds": "t", "time": "time"}.get(choice.x)
     with view.lock:
         found = view.exchanges
+        at = places(found, choice.x, view.epoch_axis())
         columns = (
-            places(found, choice.x), found.t.values, found.samples.values,
-            found.rank.values, found.loss.values,
+            at, found.t.values, found.samples.values, found.rank.values,
+            found.loss.values,
         )  # fmt: skip
         for x, t, samples, rank, loss in zip(
             *(column.tolist() for column in columns), strict=True
