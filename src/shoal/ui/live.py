@@ -27,7 +27,8 @@ from shoal.runs.writer import look_at_writer
 from shoal.ui.budget import Budget
 from shoal.ui.epoch_axis import EpochAxis
 from shoal.ui.exchanges import Exchanges
-from shoal.ui.moments import Moment, told
+from shoal.ui.moments import Checkpoint, Moment, told
+from shoal.ui.run_files import RunFiles
 from shoal.ui.speeds import has_speed
 
 LEAST_S = 0.1
@@ -51,7 +52,7 @@ class RunView:
     def __init__(
         self, folder: Folder, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.folder = folder
+        self.folder, self.files = folder, RunFiles(folder, clock)
         self.lock = threading.RLock()
         # Of the clock, so that it is not one that a server before this one has told.
         self.version = int(1000 * time.time())
@@ -64,7 +65,7 @@ class RunView:
         self._first_epoch = 0
         self._moments: deque[Moment] = deque(maxlen=MOST_MARKS)
         self._usual: deque[Moment] = deque(maxlen=MOST_USUAL)
-        self.checkpoint: Event = {}
+        self._checkpoints: deque[Checkpoint] = deque(maxlen=MOST_USUAL)
         self._clock = clock
         self._began = self._polled = float("-inf")
         """When the last poll began, and when it had ended."""
@@ -116,6 +117,12 @@ class RunView:
         """What happened, oldest first; only the last checkpoints."""
         with self.lock:
             return sorted([*self._moments, *self._usual], key=lambda one: one.time)
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The last checkpoints that were written, the newest first."""
+        with self.lock:
+            return list(self._checkpoints)
 
     def summary(self) -> RunSummary:
         """Returns the summary so far."""
@@ -185,7 +192,7 @@ class RunView:
                     scored = event.get("metrics") or {}  # a page may read the others
                     epoch["metrics"] = {**epoch["metrics"], **scored}
         elif kind == "checkpoint_written":
-            self.checkpoint = event
+            self._checkpoints.appendleft(Checkpoint.of(event))
         elif kind == "run_started":
             self._first_epoch = int(event.get("initial_epoch") or 0)
         text = told(event)
