@@ -35,6 +35,8 @@ LEAST_S = 0.1
 """Polls of a run are at least so far apart, however many watch it."""
 MOST_MARKS, MOST_USUAL = 500, 50
 """Moments that are kept: unusual ones, and such as checkpoints."""
+MOST_LISTED = 20
+"""Checkpoints that are listed with their sizes."""
 MOST_FOLLOWERS = 24
 """Runs whose numbers stay in memory."""
 _SPEED_S = 10.0
@@ -65,7 +67,7 @@ class RunView:
         self._first_epoch = 0
         self._moments: deque[Moment] = deque(maxlen=MOST_MARKS)
         self._usual: deque[Moment] = deque(maxlen=MOST_USUAL)
-        self._checkpoints: deque[Checkpoint] = deque(maxlen=MOST_USUAL)
+        self._checkpoints: deque[Checkpoint] = deque(maxlen=MOST_LISTED)
         self._clock = clock
         self._began = self._polled = float("-inf")
         """When the last poll began, and when it had ended."""

@@ -14,6 +14,7 @@ from shoal.runs.catalogue import EXPLAINED, PLAN, read_plan
 from shoal.runs.folder import Folder
 from shoal.runs.logs import LOG_NAME, log_name, ranks_with_logs
 from shoal.runs.store import model_file
+from shoal.terminal import plain, without_colours
 
 LOOK_S = 15.0
 """Seconds between two looks at a storage: each costs some requests."""
@@ -29,8 +30,8 @@ class Found:
     Args:
         files: Name in an address -> the file.
         has_logs: Whether a worker has a log.
-        told: The plan as it was explained, "" without one.
-        plan: The plan as JSON, "" without one.
+        told: The plan as it was explained, without control characters; "" without one.
+        plan: The plan as JSON; "" without one.
     """
 
     files: Mapping[str, str]
@@ -99,7 +100,7 @@ def _plan(folder: Folder) -> tuple[str, str]:
     """Returns the plan of a run as it was explained, and as JSON; "" without one."""
     with suppress(ShoalError, OSError):
         found = read_plan(folder)
-        told = found.pop(EXPLAINED, "")
+        told = str(found.pop(EXPLAINED, ""))[:MOST_PLAN]
         text = json.dumps(found, indent=2)[:MOST_PLAN] if found else ""
-        return str(told)[:MOST_PLAN], text
+        return plain(without_colours(told)), plain(without_colours(text))
     return "", ""

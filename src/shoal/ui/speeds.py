@@ -67,7 +67,7 @@ def slices(times: Numbers, workers: int = 1) -> NDArray[np.int64]:
 
     Example:
         >>> slices(np.array([0.0, 1, 2, 3, 4, 5, 6, 7, 7.001]))
-        array([4, 8])
+        array([3, 8])
     """
     last = len(times) - 1
     if last < 1 or not times[-1] > times[0]:
