@@ -277,7 +277,7 @@ def stop_run(context: typer.Context, run: RunId, root: Root = None) -> None:
             f"{heard}. Expected a running one. "
             "Resume it with: shoal runs resume, or remove it."
         )
-    ask_stop(folder, by=asking())
+    ask_stop(folder, by=asking("shoal runs stop"))
     say(f"asked {folder.name} to stop; see: shoal runs show {folder.name}")
     if age_s is not None and age_s > LATE_S:
         say(f"{last_heard(age_s)}; it sees the request when it is back")

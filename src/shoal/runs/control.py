@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast, final
 
+import psutil
+
 from shoal.errors import ConfigError
 from shoal.host.processes import Process
 from shoal.runs.folder import Folder
@@ -98,10 +100,26 @@ def clear_stop(folder: Folder) -> None:
         folder.fs.rm(folder.where(STOP))
 
 
-def asking() -> str:
-    """Returns how this process names itself in a request."""
+def asking(program: str) -> str:
+    """Returns how this process names its user and itself in a request.
+
+    Args:
+        program: Name of the program, such as "shoal ui".
+
+    Example:
+        >>> asking("shoal ui")
+        '... on ..., by shoal ui, process ...'
+    """
     here = Process.here()
-    return f"process {here.pid} on {here.host}"
+    return f"{_user()} on {here.host}, by {program}, process {here.pid}"
+
+
+def _user() -> str:
+    """Returns the name of the user of this process, which no variable can change."""
+    try:
+        return psutil.Process().username()
+    except (psutil.Error, OSError, KeyError):  # a container may know no names
+        return "an unknown user"
 
 
 @final

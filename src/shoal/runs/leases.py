@@ -27,6 +27,7 @@ class EpochLeases:
         committed: Ranges that are committed.
         leased: Rank -> ranges that it has leased.
         came_back: Ranges of lost workers that came back, committed since or not.
+        t: Seconds of the run when it was reported.
     """
 
     epoch: int
@@ -34,6 +35,7 @@ class EpochLeases:
     committed: Spans = ()
     leased: Mapping[int, Spans] = field(default_factory=dict[int, Spans])
     came_back: Spans = ()
+    t: float = 0.0
 
     @property
     def leased_rows(self) -> int:
@@ -114,9 +116,10 @@ class LeaseFold:
         match event.get("kind"):
             case "leases":
                 before, last = self._open, max(self._ended, default=-1)
+                t = float(event.get("t", 0.0))
                 epochs = cast("list[dict[str, Any]]", event.get("epochs", ()))
                 self._open = {
-                    one.epoch: _following(one, before.get(one.epoch))
+                    one.epoch: _following(replace(one, t=t), before.get(one.epoch))
                     for one in map(_read, epochs)
                     if one.epoch > last  # they end in their order
                 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from shoal.runs.events import exchange_columns
+from shoal.runs.reasons import failed_rank, split_reason
 
 _NOTED = ("epoch", "steps", "samples", "t", "loss")
 
@@ -21,9 +22,12 @@ class WorkerStatus:
 
     Args:
         rank: Rank of the worker.
-        state: "working"; "left" with the reason; "done" with the run; or "lost"
-            with the process that supervised it.
-        reason: Reason why it left, empty if it did not.
+        state: "working"; "left" or "failed" with the reason; "done" with a run that
+            finished; "stopped" with one that ended early; or "lost" with the process
+            that supervised it.
+        reason: Reason why it left or failed, empty if it did not.
+        reason_before: Reason why the last process of this rank that was replaced left,
+            empty if none was.
         node: Machine of the worker.
         pid: Id of its process there.
         processes: Number of processes that had this rank, one after the other.
@@ -37,6 +41,7 @@ class WorkerStatus:
     rank: int
     state: str = "working"
     reason: str = ""
+    reason_before: str = ""
     node: str = ""
     pid: int = 0
     processes: int = 0
@@ -101,6 +106,7 @@ class WorkerFold:
         if kind == "worker_started":
             worker = self._of(event["rank"])
             worker.processes += 1
+            worker.reason_before = worker.reason or worker.reason_before
             worker.state, worker.reason = "working", ""
             node = str(event.get("node") or BESIDE)
             worker.node = self._host or node if node == BESIDE else node
@@ -111,7 +117,18 @@ class WorkerFold:
         elif kind == "exchanges":
             self._add_exchanges(event)
         elif kind == "run_finished":
-            _end(self._found.values(), "done")
+            self._finish(event)
+
+    def _finish(self, event: Mapping[str, Any]) -> None:
+        status = event.get("status", "finished")
+        report: Mapping[str, Any] = event.get("report") or {}
+        reason = str(report.get("reason", ""))
+        rank = failed_rank(reason) if status == "failed" else None
+        worker = None if rank is None else self._found.get(rank)
+        if worker is not None and worker.state == "working":
+            message, _ = split_reason(reason)
+            worker.state, worker.reason = "failed", " ".join(message.split())
+        _end(self._found.values(), "done" if status == "finished" else "stopped")
 
     def _add_exchanges(self, event: Mapping[str, Any]) -> None:
         columns = exchange_columns(event)

@@ -67,11 +67,13 @@ class Series:
         name: Name for the legend.
         points: Points, in the order of x.
         style: Class of the line in the style sheet, such as "s0" or "faint".
+        span: Lowest and highest x of the whole line, if the points are a part of it.
     """
 
     name: str
     points: Points
     style: str = "s0"
+    span: tuple[float, float] | None = None
 
 
 @final

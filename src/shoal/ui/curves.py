@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.ui.charts import (
     MOST_POINTS,
@@ -25,9 +24,11 @@ from shoal.ui.charts import (
     smoothed,
     within,
 )
+from shoal.ui.epoch_axis import EpochAxis
 from shoal.ui.exchanges import Exchanges
 from shoal.ui.live import RunView
 from shoal.ui.moments import Moment
+from shoal.ui.speeds import speed_lines
 
 AXES = {
     "samples": "samples",
@@ -37,12 +38,10 @@ AXES = {
 }
 """Name of an axis -> its label. Seconds leave out pauses between crash and resume."""
 
-MOST_FAINT = 16
+MOST_FAINT = 64
 """Workers whose own losses are drawn."""
-FAINT_POINTS = 400
-"""Points of each of them, as they lie behind the others."""
-BINS = 200
-"""Points of speed and staleness."""
+FAINT_POINTS, ALL_FAINT_POINTS = 400, 6400
+"""Points of each of them, and of all together, as they lie behind the others."""
 MOST_SMOOTH = 0.999
 
 EXCHANGE_LOSS = "loss of exchanges"
@@ -84,21 +83,24 @@ class Choice:
     def shown(self, series: Sequence[Series], most: int = MOST_POINTS) -> list[Series]:
         """Returns lines as they are drawn: smoothed on all points, then sampled."""
         found: list[Series] = []
+        faint = sum("faint" in one.style for one in series)
+        faint_points = min(most, FAINT_POINTS, ALL_FAINT_POINTS // max(1, faint))
         for one in series:
             is_faint = "faint" in one.style
             points = _fit(one.points, is_log=self.is_log)
-            limit = min(most, FAINT_POINTS) if is_faint else most
+            span = (points.x[0].item(), points.x[-1].item()) if len(points) else None
             if self.smooth and not is_faint:
                 style = f"{one.style.partition(' ')[0]} raw"
                 soft = smoothed(points, self.smooth)
                 soft = sampled(within(soft, self.window), most)
                 behind = sampled(within(points, self.window), most)
                 name = f"{one.name}, raw"
-                found.append(Series(name=name, points=behind, style=style))
-                found.append(Series(name=one.name, points=soft, style=one.style))
+                found.append(replace(one, name=name, points=behind, style=style))
+                found.append(replace(one, points=soft, span=span))
                 continue
+            limit = faint_points if is_faint else most
             drawn = sampled(within(points, self.window), limit)
-            found.append(Series(name=one.name, points=drawn, style=one.style))
+            found.append(replace(one, points=drawn, span=span))
         return [one for one in found if len(one.points)]
 
 
@@ -106,9 +108,15 @@ def charts_of(view: RunView, choice: Choice) -> list[Chart]:
     """Returns the charts of a run."""
     found: list[Chart] = []
     with view.lock:
+        axis = view.epoch_axis()
+        at = places(view.exchanges, choice.x, axis)
         for name in _metrics(view):
-            lines = _losses(view.exchanges, choice.x) if name == "loss" else []
-            lines += epoch_lines(view.epochs, name, choice.x)
+            lines: list[Series] = []
+            style = "s0 bold"
+            if name == "loss" and view.exchanges.first:
+                lines = _losses(view.exchanges, choice.x, axis)
+                style = "s2 d2 bold"
+            lines += epoch_lines(view.epochs, name, choice.x, style)
             found.append(Chart(name=name, lines=choice.shown(lines)))
         rates = [
             (_place(epoch, choice.x), float(epoch["learning_rate"]))
@@ -118,24 +126,31 @@ def charts_of(view: RunView, choice: Choice) -> list[Chart]:
         points = Points.of_pairs(rates)
         line = Series(name="learning rate", points=points, style="s0 bold")
         found.append(Chart(name="learning rate", lines=choice.shown([line])))
-        if choice.x != "epoch":
-            found += _speed(view.exchanges, choice)
+        for name, lines in speed_lines(view.exchanges, at).items():
+            drawn = [replace(one, points=forward(one.points)) for one in lines]
+            found.append(Chart(name=name, part="speed", lines=choice.shown(drawn)))
     return [chart for chart in found if chart.lines]
 
 
 def marks_of(view: RunView, x: str) -> list[Mark]:
     """Returns the moments of a run on an axis."""
     with view.lock:
+        axis = view.epoch_axis()
         return [
-            Mark(x=_at(view, one, x), text=one.text, is_usual=one.is_usual)
+            Mark(x=_at(axis, one, x), text=one.text, is_usual=one.is_usual)
             for one in view.moments
         ]
 
 
-def merged_loss(exchanges: Exchanges, x: str) -> Points:
+def merged_loss(exchanges: Exchanges, x: str, axis: EpochAxis | None = None) -> Points:
     """Returns the loss of all workers together.
 
     A point is the mean of as many exchanges as there are workers, weighed by samples.
+
+    Args:
+        exchanges: Exchanges of a run.
+        x: Name of the axis.
+        axis: See `places`.
     """
     loss, rows = exchanges.loss.values, exchanges.rows.values
     known = np.isfinite(loss)
@@ -159,7 +174,7 @@ def merged_loss(exchanges: Exchanges, x: str) -> Points:
         weights *= np.where(known, loss, 0.0)[:upto]
     total = np.add.reduceat(weights, starts)
     has_rows = weight > 0
-    at = places(exchanges, x)[ends[has_rows]]
+    at = places(exchanges, x, axis)[ends[has_rows]]
     return forward(Points(at, total[has_rows] / weight[has_rows]))
 
 
@@ -174,24 +189,34 @@ def forward(points: Points) -> Points:
     return points.take(points.x <= lowest_after)
 
 
-def places(exchanges: Exchanges, x: str) -> Numbers:
-    """Returns the place of each exchange on an axis, shape `(exchanges,)`."""
+def places(exchanges: Exchanges, x: str, axis: EpochAxis | None = None) -> Numbers:
+    """Returns the place of each exchange on an axis, shape `(exchanges,)`.
+
+    Args:
+        exchanges: Exchanges of a run.
+        x: Name of the axis.
+        axis: Its epochs, for the axis "epoch".
+    """
+    if x == "epoch" and axis is not None:
+        return axis.at(exchanges.samples.values)
     if x == "samples":
         return exchanges.samples.values
     return (exchanges.time if x == "time" else exchanges.t).values
 
 
-def epoch_lines(epochs: Sequence[dict[str, Any]], name: str, x: str) -> list[Series]:
+def epoch_lines(
+    epochs: Sequence[dict[str, Any]], name: str, x: str, style: str
+) -> list[Series]:
     """Returns a metric at the ends of epochs, and that of the validation."""
     found: list[Series] = []
-    for key, style in ((name, "s0 bold"), (f"val_{name}", "s1 d1 bold")):
+    for key, own in ((name, style), (f"val_{name}", "s1 d1 bold")):
         pairs: list[tuple[float, float]] = []
         for epoch in epochs:
             value = epoch["metrics"].get(key)
             if isinstance(value, (int, float)) and math.isfinite(value):
                 pairs.append((_place(epoch, x), float(value)))
         points = forward(Points.of_pairs(pairs))
-        found.append(Series(name=key, points=points, style=style))
+        found.append(Series(name=key, points=points, style=own))
     return found
 
 
@@ -202,71 +227,27 @@ def _metrics(view: RunView) -> list[str]:
     return sorted(names, key=lambda name: (name != "loss", name))
 
 
-def _losses(exchanges: Exchanges, x: str) -> list[Series]:
+def _losses(exchanges: Exchanges, x: str, axis: EpochAxis) -> list[Series]:
     """Returns the losses of exchanges: of each worker faint, of all together."""
-    if x == "epoch":
-        return []
-    ranks, drawn = exchanges.rank.values, sorted(exchanges.first)[:MOST_FAINT]
-    points = Points(places(exchanges, x), exchanges.loss.values)
-    is_known = np.isfinite(points.y)
+    merged = Series(
+        name=EXCHANGE_LOSS, points=merged_loss(exchanges, x, axis), style="s0 bold"
+    )
+    drawn = sorted(exchanges.first)[:MOST_FAINT]
+    if len(drawn) < 2:
+        return [merged]
+    points = Points(places(exchanges, x, axis), exchanges.loss.values)
+    ranks, known = exchanges.rank.values, np.flatnonzero(np.isfinite(points.y))
+    order = known[np.argsort(ranks[known], kind="stable")]
+    bounds = np.searchsorted(ranks[order], [drawn, [rank + 1 for rank in drawn]])
     faint = [
         Series(
             name=f"worker {rank}",
-            points=forward(points.take(is_known & (ranks == rank))),
+            points=forward(points.take(order[start:stop])),
             style="faint",
         )
-        for rank in drawn
-        if len(drawn) > 1
+        for rank, start, stop in zip(drawn, *bounds, strict=True)
     ]
-    merged = Series(
-        name=EXCHANGE_LOSS, points=merged_loss(exchanges, x), style="s0 thin"
-    )
     return [*faint, merged]
-
-
-def _speed(exchanges: Exchanges, choice: Choice) -> list[Chart]:
-    """Returns samples a second, and staleness, in slices of equal time."""
-    times, at = exchanges.t.values, places(exchanges, choice.x)
-    if len(times) < 2 or not times[-1] > times[0]:
-        return []
-    ends = _slices(times)
-    starts = np.concatenate(([0], ends[:-1]))
-    samples = exchanges.samples.values
-    span, done = times[ends] - times[starts], samples[ends] - samples[starts]
-    known = (span > 0) & (done >= 0)
-    speed = Points(at[ends[known]], done[known] / span[known])
-    line = Series(name="samples/s", points=forward(speed), style="s0 bold")
-    charts = [Chart(name="samples/s", part="speed", lines=choice.shown([line]))]
-    waits = exchanges.staleness.values
-    if waits.any():
-        parts = [
-            np.sort(waits[start:end])
-            for start, end in zip([0, *ends[:-1] + 1], ends + 1, strict=True)
-        ]
-        highest = Points.of(at[ends], [part[-1] for part in parts])
-        middle = Points.of(at[ends], [_median(part) for part in parts])
-        lines = [
-            Series(name="highest", points=forward(highest), style="s1 d1 thin"),
-            Series(name="median", points=forward(middle), style="s0 bold"),
-        ]
-        charts.append(Chart(name="staleness", part="speed", lines=choice.shown(lines)))
-    return charts
-
-
-def _median(waits: NDArray[np.int32]) -> float:
-    """Returns the median of numbers in order, the sum of two of which may not fit."""
-    count = len(waits)
-    return float(waits[(count - 1) // 2]) / 2 + float(waits[count // 2]) / 2
-
-
-def _slices(times: Numbers) -> NDArray[np.int64]:
-    """Returns the last exchange of each slice of time; the first begins at 0."""
-    last = len(times) - 1
-    count = min(BINS, last)
-    edges = times[0] + (times[-1] - times[0]) * np.arange(1, count + 1) / count
-    ends = np.searchsorted(np.maximum.accumulate(times), edges, side="left")
-    ends[-1] = last
-    return np.unique(np.clip(ends, 1, last))
 
 
 def _fit(points: Points, *, is_log: bool) -> Points:
@@ -280,9 +261,9 @@ def _place(epoch: dict[str, Any], x: str) -> float:
     return epoch[{"samples": "samples", "seconds": "t", "time": "time"}[x]]
 
 
-def _at(view: RunView, moment: Moment, x: str) -> float:
+def _at(axis: EpochAxis, moment: Moment, x: str) -> float:
     if x == "epoch":
-        return len([e for e in view.epochs if e["t"] <= moment.t]) + 0.5
+        return axis.at(moment.samples).item()
     if x == "samples":
         return float(moment.samples)
     return moment.time if x == "time" else moment.t

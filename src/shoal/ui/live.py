@@ -25,13 +25,18 @@ from shoal.runs.summary import SPENT, Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
 from shoal.runs.writer import look_at_writer
 from shoal.ui.budget import Budget
+from shoal.ui.epoch_axis import EpochAxis
 from shoal.ui.exchanges import Exchanges
-from shoal.ui.moments import Moment, told
+from shoal.ui.moments import Checkpoint, Moment, told
+from shoal.ui.run_files import RunFiles
+from shoal.ui.speeds import has_speed
 
 LEAST_S = 0.1
 """Polls of a run are at least so far apart, however many watch it."""
 MOST_MARKS, MOST_USUAL = 500, 50
 """Moments that are kept: unusual ones, and such as checkpoints."""
+MOST_LISTED = 20
+"""Checkpoints that are listed with their sizes."""
 MOST_FOLLOWERS = 24
 """Runs whose numbers stay in memory."""
 _SPEED_S = 10.0
@@ -49,7 +54,7 @@ class RunView:
     def __init__(
         self, folder: Folder, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.folder = folder
+        self.folder, self.files = folder, RunFiles(folder, clock)
         self.lock = threading.RLock()
         # Of the clock, so that it is not one that a server before this one has told.
         self.version = int(1000 * time.time())
@@ -59,9 +64,10 @@ class RunView:
         self.spent: dict[int, list[float]] = {}
         """Rank -> its seconds of compute, data, wait and exchange."""
         self.epochs: list[dict[str, Any]] = []
+        self._first_epoch = 0
         self._moments: deque[Moment] = deque(maxlen=MOST_MARKS)
         self._usual: deque[Moment] = deque(maxlen=MOST_USUAL)
-        self.checkpoint: Event = {}
+        self._checkpoints: deque[Checkpoint] = deque(maxlen=MOST_LISTED)
         self._clock = clock
         self._began = self._polled = float("-inf")
         """When the last poll began, and when it had ended."""
@@ -114,6 +120,12 @@ class RunView:
         with self.lock:
             return sorted([*self._moments, *self._usual], key=lambda one: one.time)
 
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The last checkpoints that were written, the newest first."""
+        with self.lock:
+            return list(self._checkpoints)
+
     def summary(self) -> RunSummary:
         """Returns the summary so far."""
         with self.lock:
@@ -138,12 +150,18 @@ class RunView:
         with self.lock:
             return self._leases.epochs(is_over=self.summary().status != "running")
 
+    def epoch_axis(self) -> EpochAxis:
+        """Returns the places of samples on the axis of epochs."""
+        with self.lock:
+            rows, first = self.summary().rows, self._first_epoch
+            return EpochAxis(self.epochs, rows=rows, first=first)
+
     def speed(self) -> float | None:
         """Returns samples a second in the last seconds of exchanges; None without."""
         with self.lock:
             times = self.exchanges.t.values
             samples = self.exchanges.samples.values
-            if len(times) < 2:
+            if not has_speed(self.exchanges):
                 return None
             since = np.searchsorted(times, times[-1] - _SPEED_S, side="right") - 1
             first = max(0, int(since))
@@ -179,7 +197,9 @@ class RunView:
                     scored = event.get("metrics") or {}  # a page may read the others
                     epoch["metrics"] = {**epoch["metrics"], **scored}
         elif kind == "checkpoint_written":
-            self.checkpoint = event
+            self._checkpoints.appendleft(Checkpoint.of(event))
+        elif kind == "run_started":
+            self._first_epoch = int(event.get("initial_epoch") or 0)
         text = told(event)
         if text:
             moment = Moment(

@@ -34,6 +34,33 @@ class Moment:
         return self.kind == "checkpoint_written"
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that was written.
+
+    Args:
+        number: Its number in the run.
+        epoch: The epoch that a resume would begin or go on with, from 0.
+        samples: Samples that it holds.
+        bytes: Its size.
+        time: Unix seconds.
+    """
+
+    number: int
+    epoch: int
+    samples: int
+    bytes: int
+    time: float
+
+    @classmethod
+    def of(cls, event: Event) -> Checkpoint:
+        """Returns what an event tells, 0 for what it does not."""
+        names = ("number", "epoch", "samples", "bytes")
+        counts = {name: int(event.get(name, 0)) for name in names}
+        return cls(**counts, time=float(event.get("time", 0.0)))
+
+
 def _because(event: Event) -> str:
     reason = event.get("reason")
     return f": {reason}" if reason else ""

@@ -39,7 +39,7 @@ async def stop(site: Site, request: Request) -> Response:
     folder = site.find(root, run)
     try:
         if read_outline(folder).status == "running":
-            ask_stop(folder, by=f"shoal ui, {asking()}")
+            ask_stop(folder, by=asking("shoal ui"))
     except ShoalError as error:
         raise HTTPException(409, str(error)) from error
     return RedirectResponse(site.run_link(root, run), 303)

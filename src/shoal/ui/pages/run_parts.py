@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from shoal.runs.control import StopRequest, read_stop
 from shoal.runs.folder import Folder
+from shoal.runs.reasons import split_reason
 from shoal.ui.curves import AXES
 from shoal.ui.lease_bars import bars_of
 from shoal.ui.live import RunView
@@ -16,7 +17,10 @@ from shoal.ui.pages.series import choice_of, pictures_of
 from shoal.ui.site import Site
 from shoal.ui.starting import Program
 
-PARTS = ("head", "actions", "table", "moments", "leases", "workers")
+PARTS = (
+    "nav", "head", "actions", "table", "moments", "leases", "workers",
+    "checkpoints", "plan", "files",
+)  # fmt: skip
 """Names of the parts, which are those of their templates and in the page."""
 PICTURES = "pictures"
 """The part that a page without uPlot has besides."""
@@ -43,6 +47,9 @@ def values_of(site: Site, request: Request, view: RunView) -> dict[str, Any]:
         "bars": bars_of(view.leases()),
         "speed": view.speed(),
         "moments": view.moments,
+        "checkpoints": view.checkpoints,
+        "failure": split_reason(str(view.summary().report.get("reason", ""))),
+        "found": view.files.look(view.summary().status),
         "left": _time_left(view),
         "is_local": folder.is_local,
         "stop": _stop_of(folder, view),

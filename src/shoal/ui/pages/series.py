@@ -7,15 +7,17 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
 from shoal.terminal import one_line, without_colours
-from shoal.ui.charts import MOST_TEXT, Mark, Numbers, draw
+from shoal.ui.chart_tables import Table, table_of
+from shoal.ui.charts import MOST_TEXT, Mark, Numbers, draw, number
 from shoal.ui.curves import (
     AXES,
     MOST_SMOOTH,
@@ -100,6 +102,7 @@ def _lines(chart: Chart) -> list[dict[str, Any]]:
             "style": line.style,
             "x": _places(line.points.x),
             "y": _values(line.points.y),
+            "span": line.span,
         }
         for line in chart.lines
     ]
@@ -109,27 +112,47 @@ def _json(content: Any) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def pictures_of(view: RunView, choice: Choice) -> list[tuple[Chart, str]]:
-    """Returns each chart of a run with its picture, for pages without uPlot."""
+@final
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A chart for pages without uPlot.
+
+    Args:
+        name: What it shows.
+        svg: Its picture.
+        table: The same in numbers.
+    """
+
+    name: str
+    svg: str
+    table: Table
+
+
+def pictures_of(view: RunView, choice: Choice) -> list[Picture]:
+    """Returns the pictures of a run's charts."""
     return pictures(charts_of(view, choice), marks_of(view, choice.x), choice)
 
 
 def pictures(
     charts: Sequence[Chart], marks: Sequence[Mark], choice: Choice
-) -> list[tuple[Chart, str]]:
-    """Returns charts with their pictures; those without a point are left out."""
-    found: list[tuple[Chart, str]] = []
+) -> list[Picture]:
+    """Returns the pictures of charts; those without a point are left out."""
+    found: list[Picture] = []
+    label, tell_x = AXES[choice.x], number
+    if choice.x == "time":
+        label, tell_x = f"{label}, {_zone()}", _clock
     for chart in charts:
-        picture = draw(
+        svg = draw(
             chart.lines,
             marks,
-            x_label=AXES[choice.x],
+            x_label=label,
             title=f"{chart.name} against {AXES[choice.x]}",
             is_log=choice.is_log,
-            tell_x=_clock if choice.x == "time" else None,
+            tell_x=tell_x,
         )
-        if picture:
-            found.append((chart, picture))
+        if svg:
+            table = table_of(chart.lines, tell_x)
+            found.append(Picture(name=chart.name, svg=svg, table=table))
     return found
 
 
@@ -144,9 +167,10 @@ def send_points(site: Site, request: Request) -> Response:
     of_epoch = {"samples": "samples", "seconds": "t", "time": "time"}.get(choice.x)
     with view.lock:
         found = view.exchanges
+        at = places(found, choice.x, view.epoch_axis())
         columns = (
-            places(found, choice.x), found.t.values, found.samples.values,
-            found.rank.values, found.loss.values,
+            at, found.t.values, found.samples.values, found.rank.values,
+            found.loss.values,
         )  # fmt: skip
         for x, t, samples, rank, loss in zip(
             *(column.tolist() for column in columns), strict=True
@@ -196,14 +220,23 @@ def _number(text: str | None) -> float | None:
 
 def _places(values: Numbers) -> list[float] | list[int]:
     """Returns places on an axis, to a tenth of a millisecond."""
+    whole = _whole(values)
+    return np.round(values, 4).tolist() if whole is None else whole
+
+
+def _whole(values: Numbers) -> list[int] | None:
+    """Returns whole numbers as such, None if some are not."""
     whole = np.rint(values)
     if np.array_equal(whole, values) and np.all(np.abs(values) < 1e15):
         return whole.astype(np.int64).tolist()
-    return np.round(values, 4).tolist()
+    return None
 
 
-def _values(values: Numbers) -> list[float]:
-    """Returns values with six digits, as a screen shows no more."""
+def _values(values: Numbers) -> list[float] | list[int]:
+    """Returns values with six digits, as a screen shows no more; whole ones exactly."""
+    whole = _whole(values)
+    if whole is not None:
+        return whole
     with np.errstate(divide="ignore"):
         size = np.where(values == 0, 0, np.floor(np.log10(np.abs(values))))
     # Powers of ten with a positive exponent are exact, and so are the last digits.
@@ -214,3 +247,8 @@ def _values(values: Numbers) -> list[float]:
 
 def _clock(unix: float) -> str:
     return datetime.fromtimestamp(unix).astimezone().strftime("%H:%M:%S")
+
+
+def _zone() -> str:
+    """Returns the zone of this machine's clock, which pictures take."""
+    return datetime.now().astimezone().strftime("%Z, UTC%z")

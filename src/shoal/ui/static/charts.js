@@ -6,13 +6,14 @@ const box = document.getElementById("charts");
 const DASHES = ["", "6 4", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "8 2 2 2 2 2", "5 5", "14 3 3 3"];
 const OWN = ["x", "scale", "smooth", "from", "to"];
 const HEIGHT = 300;
+const MOST_ROWS = 100;
 const plots = new Map();
 const hidden = new Set(new URLSearchParams(location.search).getAll("hide"));
 let shown = null;
 let asking = null;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const text = (value) => Number(value).toLocaleString(undefined, { maximumSignificantDigits: 5 });
+const text = (value) => Number(value).toLocaleString(undefined, Number.isInteger(value) ? {} : { maximumSignificantDigits: 5 });
 const group = (line) => (/^worker \d+$/.test(line.name) ? "each worker" : line.name.replace(/, raw$/, ""));
 
 function parts(style) {
@@ -22,9 +23,12 @@ function parts(style) {
   return { at, dash, words };
 }
 
+function asPlace(value) {
+  return shown.x === "time" ? new Date(value * 1000).toLocaleString() : text(value);
+}
+
 function asText(value) {
-  if (shown.x === "time") return new Date(value * 1000).toLocaleString();
-  return `${text(value)} ${shown.label}`;
+  return shown.x === "time" ? asPlace(value) : `${asPlace(value)} ${shown.label}`;
 }
 
 // ------------------------------------------------------------------ the address
@@ -133,7 +137,13 @@ class Plot {
       button("Whole", () => this.whole()), button("PNG", () => this.save()),
     );
     for (const one of tools.children) one.setAttribute("aria-label", `${one.textContent}: ${chart.name}`);
-    this.figure.append(title, this.place, this.readout, this.legend, tools);
+    this.table = document.createElement("details");
+    const summary = document.createElement("summary");
+    summary.textContent = `${chart.name} as a table`;
+    this.table.append(summary);
+    this.table.open = Boolean(before && before.table.open);
+    this.table.addEventListener("toggle", () => this.drawTable());
+    this.figure.append(title, this.place, this.readout, this.legend, tools, this.table);
     if (before) { before.figure.replaceWith(this.figure); before.destroy(); }
     else box.querySelector(`[data-chart-part="${chart.part}"] .figures`).append(this.figure);
     this.place.addEventListener("keydown", (event) => this.key(event));
@@ -163,6 +173,7 @@ class Plot {
     this.chart = chart;
     this.isStale = true;
     this.draw();
+    this.drawTable();
   }
 
   // One that is out of sight is drawn when it comes into sight.
@@ -170,6 +181,25 @@ class Plot {
     if (!this.isStale || !isWanted) return;
     this.isStale = false;
     this.uplot.setData(this.data());
+  }
+
+  // The values that are drawn, but those of single workers: at most 100 rows.
+  drawTable() {
+    const old = this.table.querySelector(".wide");
+    if (!this.table.open) { if (old) old.remove(); return; }
+    const lines = this.chart.lines.filter((line) => !parts(line.style).words.some((word) => word === "faint" || word === "raw"));
+    const table = document.createElement("table");
+    row(table.createTHead(), "th", [shown.label, ...lines.map((line) => line.name)]);
+    const body = table.createTBody();
+    for (const x of places(lines)) row(body, "td", [asPlace(x), ...lines.map((line) => valueAt(line, x))]);
+    if (old) { old.querySelector("table").replaceWith(table); return; }
+    const region = document.createElement("div");
+    region.className = "wide";
+    region.tabIndex = 0;
+    region.setAttribute("role", "region");
+    region.setAttribute("aria-label", `Table of ${this.chart.name}`);
+    region.append(table);
+    this.table.append(region);
   }
 
   destroy() { this.size.disconnect(); this.sight.disconnect(); this.uplot.destroy(); }
@@ -234,13 +264,21 @@ class Plot {
     this.goTo(low, high);
   }
 
-  goTo(low, high) {
+  goTo(from, to) {
+    const [first, last] = span();
+    const low = Math.max(from, first);
+    const high = Math.min(to, last);
+    if (low <= first && high >= last) { this.whole(); return; }
     if (!(high > low)) return;
     change({ from: String(Number(low.toPrecision(12))), to: String(Number(high.toPrecision(12))) });
     load();
   }
 
-  whole() { change({ from: "", to: "" }); load(); }
+  whole() {
+    if (!query().get("from")) return;
+    change({ from: "", to: "" });
+    load();
+  }
 
   zoom(factor) {
     const window = this.window();
@@ -248,8 +286,10 @@ class Plot {
     const { idx } = this.uplot.cursor;
     const middle = idx !== null && idx !== undefined && this.uplot.data[0][idx] !== undefined
       ? this.uplot.data[0][idx] : (window[0] + window[1]) / 2;
-    const half = (window[1] - window[0]) * factor / 2;
-    this.goTo(middle - half, middle + half);
+    const width = (window[1] - window[0]) * factor;
+    const [first, last] = span();
+    const low = Math.max(first, Math.min(middle - width / 2, last - width));
+    this.goTo(low, low + width);
   }
 
   key(event) {
@@ -264,7 +304,9 @@ class Plot {
     if (next !== undefined) {
       this.at = Math.min(last, Math.max(0, next));
       const left = u.valToPos(u.data[0][this.at], "x");
+      this.isByKey = true;
       u.setCursor({ left, top: HEIGHT / 3 });
+      this.isByKey = false;
     } else if (event.key === "+" || event.key === "=") this.zoom(0.5);
     else if (event.key === "-") this.zoom(2);
     else if (event.key === "0" || event.key === "Escape") this.whole();
@@ -275,8 +317,8 @@ class Plot {
   read(u) {
     const { idx } = u.cursor;
     if (idx === null || idx === undefined || u.cursor.left < 0) { this.readout.textContent = ""; return; }
-    // Moving the pointer is not announced; moving by keys is.
-    this.readout.setAttribute("aria-live", document.activeElement === this.place ? "polite" : "off");
+    // Reading by keys is announced; what the pointer or a change of the run writes is not.
+    this.readout.setAttribute("aria-live", this.isByKey ? "polite" : "off");
     this.at = idx;
     const values = this.chart.lines.flatMap((line, place) => {
       const { words } = parts(line.style);
@@ -287,7 +329,8 @@ class Plot {
     const x = u.data[0][idx];
     const near = (u.posToVal(6, "x") - u.posToVal(0, "x"));
     const marks = shown.marks.filter((mark) => Math.abs(mark.x - x) <= near).slice(0, 3).map((mark) => mark.text);
-    this.readout.textContent = [asText(x), ...values, ...marks].join(" · ");
+    const told = [asText(x), ...values, ...marks].join(" · ");
+    if (this.readout.textContent !== told) this.readout.textContent = told;
   }
 
   drawMarks(u) {
@@ -352,6 +395,39 @@ class Plot {
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     });
   }
+}
+
+// The lowest and highest place of the whole, which a window of it does not know.
+function span() {
+  const spans = shown.charts.flatMap((chart) => chart.lines).filter((line) => line.span).map((line) => line.span);
+  return [Math.min(...spans.map(([low]) => low)), Math.max(...spans.map(([, high]) => high))];
+}
+
+function row(to, kind, texts) {
+  const found = to.insertRow();
+  texts.forEach((one, at) => {
+    const cell = document.createElement(at ? kind : "th");
+    if (cell.tagName === "TH") cell.scope = kind === "th" ? "col" : "row";
+    if (at) cell.className = "end";
+    cell.textContent = one;
+    found.append(cell);
+  });
+}
+
+// Places of a table: of each line as many, its first and last among them.
+function places(lines) {
+  const most = Math.max(2, Math.floor(MOST_ROWS / Math.max(1, lines.length)));
+  const found = new Set();
+  for (const { x } of lines) {
+    const count = Math.min(most, x.length);
+    for (let at = 0; at < count; at += 1) found.add(x[count > 1 ? Math.round(at * (x.length - 1) / (count - 1)) : 0]);
+  }
+  return [...found].sort((one, other) => one - other);
+}
+
+function valueAt(line, x) {
+  const at = line.x.indexOf(x);
+  return at < 0 ? "" : text(line.y[at]);
 }
 
 function button(name, press) {

@@ -26,6 +26,7 @@ theme.addEventListener("click", () => {
 // Made once: toLocaleString makes a formatter for each of 1,000 rows.
 const exactly = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
 const shortly = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const withDay = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 const ofDay = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
 function localTimes(within) {
@@ -35,6 +36,7 @@ function localTimes(within) {
     time.title = exactly.format(date);
     if (time.closest("tr[data-run]")) time.textContent = shortly.format(date);
     else if (time.closest(".log")) time.textContent = ofDay.format(date);
+    else if (time.dataset.exact !== undefined) time.textContent = withDay.format(date);
   }
 }
 localTimes(document);
@@ -79,16 +81,35 @@ function changePart(name, text) {
   const [part] = new DOMParser().parseFromString(text, "text/html").body.children;
   if (!keepsFocus(old, part, document.activeElement)) { later.set(name, text); return; }
   later.delete(name);
-  const open = [...old.querySelectorAll("details")].map((details) => details.open);
-  part.querySelectorAll("details").forEach((details, at) => { details.open = Boolean(open[at]); });
+  // One that is new is as the server sends it: what went wrong is open.
+  const open = new Map([...old.querySelectorAll("details")].map((details) => [summaryOf(details), details.open]));
+  for (const details of part.querySelectorAll("details")) {
+    if (open.has(summaryOf(details))) details.open = open.get(summaryOf(details));
+  }
   localTimes(part);
   if (part.dataset.title) document.title = part.dataset.title;
   change(old, part);
 }
 
+function summaryOf(details) { return details.querySelector("summary").textContent; }
+
+// What is read out: nothing twice, and at most one message in 5 s. No text is no message.
+const TELL_MS = 5000;
+let toldAt = -TELL_MS;
+let tellLater = 0;
+
+function tell(text) {
+  clearTimeout(tellLater);
+  if (linkState.textContent === text) return;
+  const wait = toldAt + TELL_MS - performance.now();
+  if (text && wait > 0) { tellLater = setTimeout(() => tell(text), wait); return; }
+  if (text) toldAt = performance.now();
+  linkState.textContent = text;
+}
+
 function showRemoved() {
   isRemoved = true;
-  linkState.textContent = "This run was removed.";
+  tell("This run was removed.");
   if (stream) stream.close();
 }
 
@@ -102,7 +123,7 @@ function address() {
 function connect() {
   if (stream || document.hidden || isDrawing || isRemoved) return;
   stream = new EventSource(address());
-  stream.addEventListener("open", () => { linkState.textContent = ""; });
+  stream.addEventListener("open", () => tell(""));
   stream.addEventListener("change", (event) => {
     seen = event.lastEventId;
     const { parts, series } = JSON.parse(event.data);
@@ -111,7 +132,7 @@ function connect() {
   });
   stream.addEventListener("removed", showRemoved);
   stream.addEventListener("error", () => {
-    linkState.textContent = "Reconnecting…";
+    tell("Reconnecting…");
     if (stream.readyState === EventSource.CLOSED) {
       stream = null;
       setTimeout(connect, 2000);
