@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from typing import Any
 
@@ -45,13 +46,25 @@ def test_a_search_finds_every_line(content: bytes):
     with tempfile.TemporaryDirectory() as place:
         folder = Folder.at(place)
         folder.write(log_name(0), content)
-        lines = content.split(b"\n")
+        lines = re.split(rb"\r\n|\n|\r", content)
         found = list(search(folder, 0, "shoal"))
         assert len(found) == sum(b"shoal" in line.lower() for line in lines)
         for line in found:
-            assert content[: line.offset][-1:] in (b"", b"\n")
+            assert content[: line.offset][-1:] in (b"", b"\n", b"\r")
         for place, line in enumerate(found):
             assert list(search(folder, 0, "SHOAL", line.offset)) == found[place + 1 :]
+
+
+def test_each_part_of_a_long_line_is_found_where_it_is(tmp_path: Any):
+    folder = Folder.at(tmp_path)
+    text = "first\nneedle " + "é" * 5000 + "needle" + "é" * 5000 + "needle\nend\n"
+    folder.write(log_name(0), text.encode())
+    found = list(search(folder, 0, "NEEDLE"))
+    assert len(found) == 3
+    for line in found:
+        assert page(folder, 0, line.offset).lines[0] == line
+        assert "needle" in line.text
+        assert line.text.strip("é").startswith("needle")
 
 
 def test_no_more_than_a_page_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):

@@ -387,7 +387,8 @@ def test_chosen_runs_are_compared(serving: Serving, root: Path):
     assert text.count("<polyline") == 4
     assert "request.seed" in text
     assert "request.epochs" not in text
-    rows = list(csv.DictReader(io.StringIO(served.ask(f"/compare.csv?{named}").text)))
+    points = served.ask(f"/compare.csv?{named}&x=epoch").text
+    rows = list(csv.DictReader(io.StringIO(points)))
     assert len(rows) == 8
     assert {row["run"] for row in rows} == {run.id for run in runs}
     first = [r["value"] for r in rows if r["run"] == runs[0].id and r["epoch"] == "2"]

@@ -9,9 +9,18 @@ from shoal.facts import Monitor
 from shoal.registry import did_you_mean
 
 WAYS = {"max": True, "min": False}
-UP = ("acc", "accuracy", "auc", "f1", "fbeta", "iou", "precision", "r2", "recall")
-DOWN = ("crossentropy", "error", "loss", "mae", "mse", "msle", "rmse")
-"""Last words of names, for metrics that do not declare a direction."""
+UP = (
+    "acc", "accuracy", "auc", "correlation", "f1", "fbeta", "io_u", "iou", "precision",
+    "r2", "recall", "sensitivity", "similarity", "specificity", "true_negatives",
+    "true_positives",
+)  # fmt: skip
+DOWN = (
+    "cosh", "crossentropy", "divergence", "error", "false_negatives",
+    "false_positives", "hinge", "huber", "kld", "logcosh", "loss", "mae", "mape", "mse",
+    "msle", "perplexity", "poisson", "rmse",
+)  # fmt: skip
+"""Last words of names, for metrics that do not declare a direction: those of Keras'
+losses and metrics, and their short forms."""
 
 
 def choose_monitor(
@@ -63,8 +72,7 @@ def choose_monitor(
     if way in WAYS:
         return Monitor(name=name, is_higher_better=WAYS[way])
     bare = name.removeprefix("val_")
-    direction = _by_ending(bare) if bare.endswith("loss") else metrics.get(bare)
-    direction = direction or _by_ending(bare)
+    direction = direction_of(bare, metrics)
     if way or not direction:
         raise PlanError(
             f"monitor={asked!r} does not say whether more of {name} is better. "
@@ -75,16 +83,33 @@ def choose_monitor(
     return Monitor(name=name, is_higher_better=direction == "up")
 
 
-def _by_ending(name: str) -> str:
-    """Returns "up" or "down" by the last word of a name, "" for an unknown word.
+def direction_of(name: str, metrics: Mapping[str, str]) -> str:
+    """Returns "up" or "down", the way in which a metric improves; "" if unknown.
 
-    Keras numbers metrics of one name (`auc_1`), and some are called a score.
+    Args:
+        name: Name in a history, without `val_`.
+        metrics: What the model's metrics declare, as for `choose_monitor`.
+
+    Example:
+        >>> direction_of("mape", {}), direction_of("mean_io_u_1", {})
+        ('down', 'up')
+        >>> direction_of("fuel", {}), direction_of("fuel", {"fuel": "down"})
+        ('', 'down')
     """
     if name.endswith("loss"):
         return "down"
+    return metrics.get(name) or _by_ending(name)
+
+
+def _by_ending(name: str) -> str:
+    """Returns "up" or "down" by the last words of a name, "" for unknown words.
+
+    Keras numbers metrics of one name (`auc_1`), and some are called a score.
+    """
     words = name.lower().split("_")
     while len(words) > 1 and (words[-1].isdigit() or words[-1] == "score"):
         words.pop()
-    if words[-1] in UP:
+    ends = {words[-1], "_".join(words[-2:])}
+    if ends.intersection(UP):
         return "up"
-    return "down" if words[-1] in DOWN else ""
+    return "down" if ends.intersection(DOWN) else ""

@@ -79,6 +79,8 @@ PAGE_BYTES = LONGEST_BYTES
 _BLOCK_BYTES = 1 << 20
 _ENDS = re.compile(rb"\r\n|\n|\r")
 _MOST_TEXT = 4000
+_BEFORE = 200
+"""Bytes before a text that is found far within a line."""
 
 
 @final
@@ -219,14 +221,25 @@ def search_block(
 
 
 def _found(block: bytes, wanted: bytes, base: int) -> Iterator[LogLine]:
-    """Yields each line of a block that contains a text."""
+    """Yields each line of a block that contains a text, as `_page` parts lines.
+
+    Of a line that is longer than what is shown, each such part with the text is one.
+    """
     lowered, at = block.lower(), 0
     while (at := lowered.find(wanted, at)) >= 0:
         start = block.rfind(b"\n", 0, at) + 1
-        end = block.find(b"\n", at)
-        end = len(block) if end < 0 else end
-        yield _line(base + start, block[start:end].removesuffix(b"\r"))
-        at = end
+        start = max(start, block.rfind(b"\r", start, at) + 1)
+        if at + len(wanted) - start > _MOST_TEXT:
+            start = _boundary(block, at - _BEFORE)
+        ends = _ENDS.search(block, at)
+        end = ends.start() if ends else len(block)
+        yield _line(base + start, block[start:end])
+        at = max(at + 1, min(end, start + _MOST_TEXT - len(wanted) + 1))
+
+
+def _boundary(block: bytes, at: int) -> int:
+    """Returns where the character of UTF-8 begins that an offset is within."""
+    return next((n for n in range(at, at - 3, -1) if block[n] & 0xC0 != 0x80), at)
 
 
 def _page(start: int, content: bytes, size: int) -> LogPage:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, final
@@ -187,7 +187,7 @@ def send_points(site: Site, request: Request) -> Response:
     return as_csv(rows, "points.csv")
 
 
-def as_csv(rows: Sequence[Sequence[Any]], name: str) -> Response:
+def as_csv(rows: Iterable[Sequence[Any]], name: str) -> Response:
     """Returns rows as a file to be saved."""
     text = io.StringIO()
     csv.writer(text).writerows(rows)

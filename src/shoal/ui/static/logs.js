@@ -1,23 +1,30 @@
-// Logs: what is found is marked in place, and new lines are followed at the end only.
+// Logs: what is found is marked in place, or shown alone; new lines are followed at the
+// end only.
 
 const form = document.getElementById("log-form");
 const MOST_LINES = 5000;
 const MOST_HITS = 10000;
+const EVERY_MS = 5000;
 let hits = [];
 let isAll = true;
 let current = -1;
 let waiting = 0;
 let asked = "";
+let loads = 0;
 let following = null;
 
 const words = () => form.elements.q.value;
+const isOnly = () => form.elements.only.checked && words() !== "";
 const box = () => document.getElementById("log-box");
 const lines = () => document.getElementById("lines");
 const part = () => document.getElementById("log-page");
+const place = (hit) => `${hit.rank}:${hit.offset}`;
+// The search knows capitals of ASCII alone.
+const folded = (text) => text.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
 
 function change(values) {
   const address = new URL(location.href);
-  address.searchParams.delete("list");
+  for (const name of ["list", "from"]) address.searchParams.delete(name);
   for (const [name, value] of Object.entries(values)) {
     if (value === "" || value === null) address.searchParams.delete(name);
     else address.searchParams.set(name, value);
@@ -25,14 +32,27 @@ function change(values) {
   history.replaceState(null, "", address);
 }
 
+// A live region has at most one message in 5 s, the newest, and none twice.
+const told = new Map();
+function announce(region, text) {
+  const last = told.get(region) || { at: -EVERY_MS, timer: 0 };
+  told.set(region, last);
+  clearTimeout(last.timer);
+  last.timer = setTimeout(() => {
+    if (region.textContent === text) return;
+    region.textContent = text;
+    last.at = performance.now();
+  }, Math.max(0, last.at + EVERY_MS - performance.now()));
+}
+
 function mark(line) {
-  const place = line.querySelector("span");
-  const text = place.textContent;
-  const wanted = words().toLowerCase();
-  const lower = text.toLowerCase();
+  const held = line.querySelector("span");
+  const text = held.textContent;
+  const wanted = folded(words());
+  const lower = folded(text);
   line.classList.remove("hit", "current");
-  if (!wanted || !lower.includes(wanted) || lower.length !== text.length) {
-    if (place.firstElementChild) place.textContent = text;
+  if (!wanted || !lower.includes(wanted)) {
+    if (held.firstElementChild) held.textContent = text;
     return;
   }
   line.classList.add("hit");
@@ -44,28 +64,31 @@ function mark(line) {
     found.push(text.slice(from, at), piece);
     from = at + wanted.length;
   }
-  place.replaceChildren(...found, text.slice(from));
+  held.replaceChildren(...found, text.slice(from));
 }
 
 function markAll() {
   for (const line of lines().children) mark(line);
+  showCurrent();
 }
 
 function tell() {
   const most = `${hits.length.toLocaleString()}${isAll ? "" : " or more"}`;
   const text = !words() ? "" : !hits.length ? (isAll ? "not found" : "searching…") : current < 0 ? `${most} found` : `${(current + 1).toLocaleString()} of ${most}`;
   document.getElementById("hits").textContent = text;
+  announce(document.getElementById("hits-told"), text);
 }
 
-async function find() {
+// Searches all logs, or one; `hit` is the place of the line that is current again.
+async function find(hit = "") {
   const wanted = asked = words();
   current = -1;
-  change({ q: wanted });
-  markAll();
+  change({ q: wanted, hit });
   hits = [];
   let next = wanted ? "0:0" : "";
   isAll = !next;
   tell();
+  markAll();
   while (next && hits.length < MOST_HITS) {
     const address = new URL(form.dataset.found, location.href);
     address.searchParams.set("q", wanted);
@@ -80,45 +103,89 @@ async function find() {
       next = found.next;
     } catch { return; }
     isAll = !next;
+    if (hit && current < 0) {
+      current = hits.findIndex((one) => place(one) === hit);
+      if (current >= 0) await reach(hits[current]);
+    }
     tell();
   }
 }
 
-async function load(values) {
+async function fetchLines(values) {
   const address = new URL(form.dataset.lines, location.href);
   for (const [name, value] of Object.entries(values)) if (value !== "") address.searchParams.set(name, value);
-  change({ rank: values.rank, at: values.at ?? "" });
   address.searchParams.set("part", "lines");
   const answer = await fetch(address);
-  if (!answer.ok) return;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  part().replaceWith(fresh.getElementById("log-page"));
-  document.dispatchEvent(new CustomEvent("shoal-times", { detail: part() }));
-  following?.abort();
-  box().classList.toggle("only", form.elements.only.checked);
-  markAll();
+  if (!answer.ok) return null;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("log-page");
+  document.dispatchEvent(new CustomEvent("shoal-times", { detail: fresh }));
+  return fresh;
 }
 
-function lineOf(hit) {
-  const exact = document.getElementById(`w${hit.rank}-${hit.offset}`);
-  if (exact) return exact;
-  const later = [...lines().children].filter((line) => Number(line.dataset.rank) === hit.rank);
-  if (!later.length || Number(later[0].dataset.offset) > hit.offset) return null;
-  return later.find((line) => Number(line.dataset.offset) >= hit.offset) || null;
+// Shows the lines that are found, those at a place, or the end.
+async function load(at = "") {
+  const own = ++loads;
+  const rank = form.elements.rank.value;
+  const fresh = await fetchLines(isOnly() ? { rank, q: words(), only: "1" } : { rank, q: words(), at });
+  if (!fresh || own !== loads) return;
+  part().replaceWith(fresh);
+  following?.abort();
+  markAll();
+  if (part().dataset.end) box().scrollTop = box().scrollHeight;
+}
+
+// Adds the next lines that are found; whether there were any.
+async function more() {
+  const link = document.getElementById("more");
+  if (!link) return false;
+  const own = part();
+  const fresh = await fetchLines(Object.fromEntries(new URL(link.href).searchParams));
+  if (!fresh || own !== part() || !link.isConnected) return false;
+  for (const line of [...fresh.querySelector("#lines").children]) { lines().append(line); mark(line); }
+  const next = fresh.querySelector("#more");
+  if (next) link.href = next.href;
+  else link.parentElement.remove();
+  return true;
+}
+
+const lineOf = (hit) => document.getElementById(`w${place(hit).replace(":", "-")}`);
+
+function showCurrent() {
+  for (const other of lines().querySelectorAll(".current")) other.classList.remove("current");
+  const line = current >= 0 ? lineOf(hits[current]) : null;
+  if (!line) return;
+  line.classList.add("current");
+  (line.querySelector("mark") || line).scrollIntoView({ block: "center" });
+}
+
+async function reach(hit) {
+  if (!lineOf(hit) && !isOnly()) await load(place(hit));
+  while (!lineOf(hit) && isOnly() && await more());
+  showCurrent();
 }
 
 async function go(step) {
   if (!hits.length) return;
-  current = (current + step + hits.length) % hits.length;
-  if (current < 0) current = hits.length - 1;
+  current = current < 0 && step < 0 ? hits.length - 1 : (current + step + hits.length) % hits.length;
   const hit = hits[current];
-  if (!lineOf(hit)) await load({ rank: String(hit.rank), at: String(hit.offset) });
+  change({ hit: place(hit), at: "" });
   tell();
-  const line = lineOf(hit);
-  if (!line) return;
-  for (const other of lines().querySelectorAll(".current")) other.classList.remove("current");
-  line.classList.add("current");
-  line.scrollIntoView({ block: "center" });
+  await reach(hit);
+}
+
+async function showOnly() {
+  const hit = current >= 0 ? place(hits[current]) : "";
+  change({ only: form.elements.only.checked ? "1" : "" });
+  await load(hit);
+  if (hit) await reach(hits[current]);
+}
+
+async function search() {
+  current = -1;
+  const was = part();
+  // Lines that are shown alone are those of other words now.
+  if (isOnly() || was.dataset.found) await load();
+  await find();
 }
 
 // ---------------------------------------------------------------- following
@@ -152,6 +219,12 @@ function add(found) {
       time.textContent = one.time.slice(11, 19);
       line.append(time, " ");
     }
+    if (one.bad) {
+      const word = document.createElement("em");
+      word.className = "word";
+      word.textContent = "error";
+      line.append(word, " ");
+    }
     line.append(text);
     document.dispatchEvent(new CustomEvent("shoal-times", { detail: line }));
     mark(line);
@@ -162,7 +235,7 @@ function add(found) {
 }
 
 async function follow() {
-  const told = document.getElementById("following");
+  const region = document.getElementById("following");
   if (part().dataset.end && !document.hidden) {
     const ends = JSON.parse(part().dataset.ends);
     const address = new URL(form.dataset.new, location.href);
@@ -175,43 +248,46 @@ async function follow() {
     const { signal } = following;
     try {
       const answer = await fetch(address, { signal });
-      if (answer.status === 404) { told.textContent = "This run was removed."; return; }
+      if (answer.status === 404) { announce(region, "This run was removed."); return; }
       const found = await answer.json();
       if (part() === own) {
         own.dataset.ends = JSON.stringify(found.ends);
         add(found.lines);
-        told.textContent = found.is_over ? "The run has ended." : isAtEnd() ? "New lines appear here." : "New lines are added below; they are followed at the end.";
+        announce(region, found.is_over ? "The run has ended." : isAtEnd() ? "New lines appear here." : "New lines are added below; they are followed at the end.");
         if (found.is_over && !found.lines.length) return;
       }
       setTimeout(follow, 100);
       return;
-    } catch { if (!signal.aborted) told.textContent = "Reconnecting…"; }
-  }
+    } catch { if (!signal.aborted) announce(region, "Reconnecting…"); }
+  } else if (!part().dataset.end) announce(region, "");
   setTimeout(follow, 1000);
 }
 
 if (form) {
   form.querySelector("button").hidden = true;
   document.getElementById("found")?.remove();
-  form.elements.q.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(find, 150); });
+  form.elements.q.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(search, 150); });
   form.elements.q.addEventListener("keydown", async (event) => {
     if (event.key !== "Enter") return;
     event.preventDefault();
     clearTimeout(waiting);
-    if (asked !== words() || (words() && !hits.length)) await find();
+    if (asked !== words() || (words() && !hits.length)) await search();
     await go(event.shiftKey ? -1 : 1);
   });
-  form.elements.only.addEventListener("change", () => {
-    box().classList.toggle("only", form.elements.only.checked);
-    change({ only: form.elements.only.checked ? "1" : "" });
-  });
+  form.elements.only.addEventListener("change", showOnly);
   form.elements.rank.addEventListener("change", async () => {
-    await load({ rank: form.elements.rank.value });
-    box().scrollTop = box().scrollHeight;
+    current = -1;
+    change({ rank: form.elements.rank.value, at: "", hit: "" });
+    await load();
     await find();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
-  if (words()) find();
+  document.addEventListener("click", (event) => {
+    if (event.target.id !== "more") return;
+    event.preventDefault();
+    more();
+  });
+  if (words()) find(new URLSearchParams(location.search).get("hit") || "");
   if (part().dataset.end) box().scrollTop = box().scrollHeight;
   setTimeout(follow, 1000);
 }

@@ -1,0 +1,120 @@
+"""Comparisons, logs and the form of a new run in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.runs.store import create
+from tests.ui.conftest import Served, make_run
+from tests.ui.test_browser import (
+    _no_leaks,
+    begin,
+    browser,
+    expect,
+    page,
+    plots,
+    served,
+)
+
+__all__ = ["_no_leaks", "browser", "page", "served"]
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def test_a_wide_table_scrolls_in_its_region(page: Any, root: Path, served: Served):
+    names: list[str] = []
+    for at, name in enumerate(("cod", "eel", "ray", "tuna")):
+        with create(str(root), name) as run:
+            run.event("run_started", strategy="adag", workers=2, rows=640, epochs=1)
+            metrics = {"loss": 1.0 + at, "auc": 0.5 + at / 10, "mean_squared_error": at}
+            run.event("epoch_ended", epoch=0, samples=640, metrics=metrics)
+            run.finish("finished")
+        names.append(f"runs=runs/{run.id}")
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(f"{served.url}/compare?{'&'.join(names)}")
+    expect(plots(page).first).to_be_visible()
+    assert page.locator("#compared .hidden").count() > 2
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+@pytest.fixture
+def logs(root: Path, served: Served) -> str:
+    """Address of logs with words beyond the page, in a bar, and far within a line."""
+    run = make_run(root, "fish")
+    lines = "".join(
+        f"line {at}\n" + f"needle {at}\n" * (at % 600 == 0) for at in range(6000)
+    )
+    text = f"{lines}{'a' * 500_000}needle{'b' * 500_000}\n" + "after\n" * 20_000
+    run.folder.write("experiments/worker-0.log", text.encode())
+    bar = "".join(f"\r{at}/3 needle-bar" for at in range(1, 4))
+    run.folder.write("experiments/worker-1.log", f"{bar}\n".encode())
+    return f"{served.url}/runs/runs/{run.id}/logs"
+
+
+def test_only_found_lines_of_all_workers_are_shown(page: Any, logs: str):
+    page.goto(logs)
+    page.get_by_label("Find").fill("needle")
+    expect(page.locator("#hits")).to_have_text("14 found")
+    page.get_by_label("only these lines").check()
+    expect(page.locator("#lines li")).to_have_count(14)
+    expect(page.locator("#lines li[data-rank='0'] mark")).to_have_count(11)
+    assert "only=1" in page.url
+    page.reload()
+    expect(page.locator("#lines li")).to_have_count(14)
+    page.get_by_label("Find").press("Shift+Enter")
+    expect(page.locator("#lines li.current")).to_contain_text("3/3 needle-bar")
+    page.get_by_label("Find").fill("needle 600")
+    expect(page.locator("#lines li")).to_have_count(1)
+    page.get_by_label("Find").fill("line")  # more than a page of them
+    expect(page.locator("#hits")).to_have_text("6,000 found")
+    expect(page.locator("#lines li")).to_have_count(200)
+    page.get_by_role("link", name="More lines").click()
+    expect(page.locator("#lines li")).to_have_count(400)
+    page.get_by_label("Find").press("Enter")
+    expect(page.locator("#lines li.current")).to_have_text("0 line 0")
+    page.get_by_label("only these lines").uncheck()
+    expect(page.locator("#lines li.current mark")).to_have_text("line")
+    expect(page.locator("#lines")).to_contain_text("needle 0")
+
+
+def test_a_reload_keeps_the_hit_and_the_searched_logs(page: Any, logs: str):
+    page.goto(f"{logs}?q=needle")
+    find = page.get_by_label("Find")
+    expect(page.locator("#hits")).to_have_text("14 found")
+    find.press("Shift+Enter")
+    expect(page.locator("#hits")).to_have_text("14 of 14")
+    find.press("Shift+Enter")
+    find.press("Shift+Enter")
+    find.press("Shift+Enter")
+    expect(page.locator("#hits")).to_have_text("11 of 14")
+    # Half a million characters into a line.
+    expect(page.locator("li.current mark")).to_have_text("needle")
+    page.reload()
+    expect(page.locator("#hits")).to_have_text("11 of 14")
+    expect(page.get_by_label("Worker", exact=True)).to_have_value("")
+    expect(page.locator("li.current mark")).to_be_in_viewport()
+    find.press("Enter")
+    expect(page.locator("#hits")).to_have_text("12 of 14")
+    expect(page.locator("li.current")).to_contain_text("1/3 needle-bar")
+
+
+def test_what_is_said_of_new_lines_is_said_once(page: Any, root: Path, served: Served):
+    with begin(root) as run:
+        path = run.log_path(0)
+        assert path is not None
+        path.write_text("line\n")
+        page.goto(f"{served.url}/runs/runs/{run.id}/logs")
+        region = page.locator("#following")
+        region.evaluate(
+            "place => { place.dataset.changes = 0; new MutationObserver(() => "
+            "{ place.dataset.changes = 1 + Number(place.dataset.changes); })"
+            ".observe(place, { childList: true }); }"
+        )
+        for at in range(4):
+            with path.open("a") as file:
+                file.write(f"line {at}\n")
+            expect(page.locator("#lines li").last).to_contain_text(f"line {at}")
+        expect(region).to_have_text("New lines appear here.")
+        expect(region).to_have_attribute("data-changes", "1")
