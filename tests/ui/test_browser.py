@@ -305,6 +305,16 @@ def test_a_zoom_is_in_the_address(page: Any, root: Path, served: Served):
     assert part
 
 
+def test_a_command_is_copied(page: Any, root: Path, served: Served):
+    run = make_run(root, "fish")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{served.url}/runs/runs/{run.id}")
+    shown = page.locator(".command code").first.inner_text()
+    page.locator(".command .copy").first.click()
+    expect(page.locator(".command .copy").first).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == shown
+
+
 def test_lines_are_hidden_and_smoothed(page: Any, root: Path, served: Served):
     run = make_run(root, "fish")
     page.goto(f"{served.url}/runs/runs/{run.id}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,14 @@ class Site:
     def run_link(self, root: str, run: str, rest: str = "", **query: object) -> str:
         """Returns the address of a page of a run."""
         return self.link(f"/runs/{root}/{run}{rest}", **query)
+
+    def url_of(self, root: str, run: str) -> str:
+        """Returns the path or URL of a run, as commands take it."""
+        return self.roots[root].folder.child(run).url
+
+    def command(self, *words: str) -> str:
+        """Returns a command of `shoal` to copy, for any folder of a terminal."""
+        return clean(shlex.join(["shoal", *words]))
 
     def find(self, key: str, run: str) -> Folder:
         """Returns the folder of a run that an address names.

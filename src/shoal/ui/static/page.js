@@ -42,6 +42,20 @@ function localTimes(within) {
 localTimes(document);
 document.addEventListener("shoal-times", (event) => localTimes(event.detail));
 
+// Commands to copy; without a safe connection browsers have no clipboard for pages.
+document.documentElement.dataset.script = "yes";
+document.addEventListener("click", async (event) => {
+  const press = event.target.closest(".copy");
+  if (!press) return;
+  const code = press.parentElement.querySelector("code");
+  try { await navigator.clipboard.writeText(code.textContent); } catch {
+    getSelection().selectAllChildren(code);
+    document.execCommand("copy");
+  }
+  press.textContent = "Copied";
+  setTimeout(() => { press.textContent = "Copy"; }, 2000);
+});
+
 // A run: one stream brings the parts and charts that have changed.
 const live = document.getElementById("live");
 const linkState = document.getElementById("link-state");
