@@ -17,7 +17,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from shoal.host.locks import HeldLock
+from shoal.runs import catalogue
 from shoal.runs.catalogue import run_ids
+from shoal.runs.folder import Folder
 from shoal.runs.store import create
 from shoal.runs.writer import LOCK
 from shoal.ui.pages import list_changes
@@ -192,7 +194,6 @@ def test_the_stream_tells_of_runs_that_go_on(
     served = serving.start(root)
     stream = Stream(served, "/events")
     assert data_of(stream, "begun")["count"] == 1
-    os.utime(root / run.id / "events", (1e9, 1e9))
     os.utime(root / run.id, (2e9, 2e9))  # as a file is made in it
     news = data_of(stream, "list")
     assert news == {"gone": [], "new": [], "changed": [f"runs/{run.id}"]}
@@ -204,8 +205,7 @@ def test_the_stream_tells_of_runs_that_go_on(
 def test_a_page_hears_what_changed_since_it_was_read(serving: Serving, root: Path):
     old, new = make_run(root, "cod"), make_run(root, "eel")
     for run, at in ((old, 1e9), (new, 1.5e9)):
-        for path in (root / run.id / "events", root / run.id):
-            os.utime(path, (at, at))
+        os.utime(root / run.id, (at, at))
     served = serving.start(root)
     for seen, last, found in (
         ("1200000000.5", "", [new]), ("", "1200000000.5", [new]),
@@ -260,6 +260,22 @@ def test_a_damaged_run_is_removed(serving: Serving, root: Path):
     assert run.id in asked.text
     assert remove(served, run.id).status == 303
     assert run_ids(root) == []
+
+
+@pytest.mark.parametrize(("age_s", "is_removed"), [(5.0, False), (9e9, True)])
+def test_a_damaged_run_on_a_storage_is_removed_when_its_heart_is_still(
+    age_s: float, is_removed: bool, serving: Serving, monkeypatch: pytest.MonkeyPatch
+):
+    place = f"memory://test-run-list-damaged-{is_removed}"
+    folder = Folder.at(place).child("cod")
+    folder.write("events/000000.jsonl", b'{"kind": "run_finished", "status": []}')
+    folder.write("heartbeats/0123456789abcdef.json", b"{}")
+    monkeypatch.setattr(catalogue, "heard_s", lambda *_: age_s)
+    served = serving.start(place)
+    [key] = served.site.roots
+    answer = served.post("/remove", {"run": f"{key}/cod", "sure": "yes"})
+    assert answer.status == (303 if is_removed else 409)
+    assert run_ids(place) == ([] if is_removed else ["cod"])
 
 
 def test_a_removal_says_how_many(serving: Serving, root: Path):

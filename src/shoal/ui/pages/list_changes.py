@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from shoal.runs.catalogue import run_ids
-from shoal.runs.events import FOLDER
 from shoal.ui.site import Root, Site
 from shoal.ui.watching import MOST_STREAMS
 
@@ -32,8 +31,8 @@ _TIME = re.compile(r"[0-9]{1,11}(\.[0-9]{1,6})?")
 Known = dict[str, float]
 """Root and id of a run -> when it changed last in Unix seconds, 0 if that is unknown.
 
-It is the time at which a file was made, replaced or removed in its folder or its
-events: as a process begins to write it, at the end of an epoch, and as it ends.
+It is the time at which a file was made or replaced directly in its folder: the lock as
+a process begins to write the run, and the outline: then, after each epoch, at the end.
 """
 
 
@@ -146,6 +145,6 @@ def _times(root: Root, names: Iterable[str]) -> Known:
 
 def _changed(path: str) -> float:
     try:
-        return max(os.stat(path).st_mtime, os.stat(f"{path}/{FOLDER}").st_mtime)
+        return os.stat(path).st_mtime
     except OSError:  # it is gone, or may not be read
         return 0.0
