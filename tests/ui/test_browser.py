@@ -577,7 +577,7 @@ def test_the_keyboard_leads_from_the_list_to_a_stop(
             if text == "Stop the run":
                 break
         page.keyboard.press("Enter")
-        expect(page.locator("main")).to_contain_text("Asked to stop by shoal ui")
+        expect(page.locator("main")).to_contain_text("(shoal ui, process")
         assert read_stop(run.folder) is not None
 
 

@@ -177,7 +177,7 @@ def test_a_form_of_the_page_itself_passes(serving: Serving, root: Path):
         assert served.post(stop, headers=headers).status == 303
     asked = read_stop(run.folder)
     assert asked is not None
-    assert ", by shoal ui, process " in asked.by
+    assert "(shoal ui, process " in asked.by
 
 
 def test_actions_are_posted_only(served: Served, root: Path):

@@ -108,10 +108,10 @@ def asking(program: str) -> str:
 
     Example:
         >>> asking("shoal ui")
-        '... on ..., by shoal ui, process ...'
+        '... (shoal ui, process ... on ...)'
     """
     here = Process.here()
-    return f"{_user()} on {here.host}, by {program}, process {here.pid}"
+    return f"{_user()} ({program}, process {here.pid} on {here.host})"
 
 
 def _user() -> str:

@@ -29,7 +29,7 @@ from shoal.ui.epoch_axis import EpochAxis
 from shoal.ui.exchanges import Exchanges
 from shoal.ui.moments import Checkpoint, Moment, told
 from shoal.ui.run_files import RunFiles
-from shoal.ui.speeds import has_speed
+from shoal.ui.speeds import LEAST_SPAN_S, has_speed
 
 LEAST_S = 0.1
 """Polls of a run are at least so far apart, however many watch it."""
@@ -166,7 +166,8 @@ class RunView:
             since = np.searchsorted(times, times[-1] - _SPEED_S, side="right") - 1
             first = max(0, int(since))
             span = float(times[-1] - times[first])
-            return float(samples[-1] - samples[first]) / span if span > 0 else None
+            done = float(samples[-1] - samples[first])
+            return done / span if span >= LEAST_SPAN_S else None
 
     def _read(self) -> bool:
         has_changed = False

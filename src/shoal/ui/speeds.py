@@ -16,6 +16,9 @@ LEAST_ROUNDS = 2
 """Exchanges of each worker before a speed is told: two workers may push at the same
 moment, and the time between their pushes says nothing."""
 
+LEAST_SPAN_S = 1e-6
+"""Shortest time that is divided by, as records of times have no more digits."""
+
 
 def has_speed(exchanges: Exchanges) -> bool:
     """Whether there are enough exchanges to tell a speed."""
@@ -70,7 +73,7 @@ def slices(times: Numbers, workers: int = 1) -> NDArray[np.int64]:
         array([3, 8])
     """
     last = len(times) - 1
-    if last < 1 or not times[-1] > times[0]:
+    if last < 1 or times[-1] - times[0] < LEAST_SPAN_S:
         return np.empty(0, dtype=np.int64)
     passed = times - times[0]
     count = max(1, min(BINS, last // (ROUNDS * workers)))
