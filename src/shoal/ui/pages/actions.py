@@ -15,7 +15,7 @@ from shoal.plan.variables import read_workers
 from shoal.runs.catalogue import remove_run
 from shoal.runs.control import ask_stop, asking
 from shoal.runs.outlines import read_outline
-from shoal.ui.pages.compare import MOST_RUNS
+from shoal.ui.pages.compare import MOST_NAMED
 from shoal.ui.site import Site
 
 MOST_REMOVED = 1000
@@ -104,7 +104,7 @@ async def choose(site: Site, request: Request) -> Response:
     form = await request.form()
     named = [str(value) for value in form.getlist("run")]
     if form.get("do") == "compare":
-        return RedirectResponse(site.link("/compare", runs=named[:MOST_RUNS]), 303)
+        return RedirectResponse(site.link("/compare", runs=named[:MOST_NAMED]), 303)
     _check_may(site)
     runs = await run_in_threadpool(_with_sizes, site, _split(site, named))
     return site.render("remove.html", runs=runs)
