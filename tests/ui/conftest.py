@@ -195,7 +195,8 @@ class Serving:
             site.watcher.close()
         # A page shows the end of a run before its process has ended.
         for program in self.starter._programs.values():
-            program.process.wait(timeout=60)
+            assert program.child is not None
+            program.child.wait(timeout=60)
 
 
 @pytest.fixture

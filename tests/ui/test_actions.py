@@ -16,7 +16,7 @@ import pytest
 
 from shoal.runs.store import create
 from shoal.ui.starting import Starter
-from tests.ui.conftest import Serving, Stream, make_run
+from tests.ui.conftest import Served, Serving, Stream, make_run
 
 
 def started(serving: Serving) -> list[list[str]]:
@@ -36,7 +36,8 @@ def end(serving: Serving, key: str) -> None:
     (serving.noted.parent / "hold").write_text("")
     program = serving.starter.of(key)
     assert program is not None
-    program.process.wait(timeout=60)
+    assert program.child is not None
+    program.child.wait(timeout=60)
 
 
 @pytest.mark.process
@@ -115,6 +116,13 @@ def test_a_request_to_stop_is_shown_until_it_is_answered(serving: Serving, root:
         pass
 
 
+def posted(served: Served, form: dict[str, str]) -> str:
+    """The page that a form of a new run leads to."""
+    answer = served.post("/new/plan", form)
+    assert answer.status == 303
+    return served.ask(answer.headers["location"]).text
+
+
 FORM = {
     "script": "train.py:make", "strategy": "aeasgd:beta=0.5", "workers": "2",
     "epochs": "3", "batch_size": "32", "cluster": "local", "name": "higgs", "root": "",
@@ -141,16 +149,14 @@ FORM = {
 def test_fields_of_a_new_run_are_checked(
     field: str, value: str, text: str, serving: Serving, root: Path
 ):
-    (root.parent / "train.py").touch()
+    (root.parent / "train.py").write_text("def make(): ...\n")
     served = serving.start(root)
     assert served.ask("/new").status == 200
     query = urlencode({"field": field, "value": value})
     assert text in json.loads(served.ask(f"/new/check?{query}").text)["error"]
     for do in ("plan", "start"):
         form = {**FORM, field: value, "do": do, "planned": "x", "key": "0" * 16}
-        answer = served.post("/new/plan", form)
-        assert answer.status == 409
-        assert text in html.unescape(answer.text)
+        assert text in html.unescape(posted(served, form))
     assert started(serving) == []
     query = urlencode({"field": field, "value": FORM[field]})
     assert served.ask(f"/new/check?{query}").text == '{"error": ""}'
@@ -158,12 +164,11 @@ def test_fields_of_a_new_run_are_checked(
 
 @pytest.mark.parametrize("data", ["s3://b/x y/", "runs/*.csv", "."])
 def test_a_new_run_on_files(data: str, serving: Serving, root: Path):
-    (root.parent / "train.py").touch()
+    (root.parent / "train.py").write_text("def make(): ...\n")
     served = serving.start(root)
     form = {**FORM, "do": "plan", "label": "late", "feature": "month, air time,"}
-    alone = served.post("/new/plan", form)
-    assert alone.status == 409
-    assert "label names columns of files, and data is empty" in alone.text
+    alone = posted(served, form)
+    assert "label names columns of files, and data is empty" in alone
     assert started(serving) == []
     served.post("/new/plan", {**form, "data": data})
     [words] = started(serving)
@@ -185,7 +190,7 @@ def test_each_parameter_of_a_strategy_has_a_field(serving: Serving, root: Path):
     assert "rho" in error(value="aeasgd", **{"p.aeasgd.rho": "1"})
     assert "beta" in error(value="aeasgd:period=3", **{"p.aeasgd.beta": "9"})
     form = {**FORM, "strategy": "aeasgd:beta=0.5,period=3", "p.aeasgd.beta": "0.25"}
-    text = served.post("/new/plan", {**form, "script": "none.py"}).text
+    text = posted(served, {**form, "script": "none.py"})
     [strategy] = re.findall('name="strategy" value="([^"]*)"', text)
     assert strategy == "aeasgd"
     for name, value in (("beta", "0.25"), ("period", "3"), ("rho", "")):
@@ -194,23 +199,23 @@ def test_each_parameter_of_a_strategy_has_a_field(serving: Serving, root: Path):
 
 @pytest.mark.process
 def test_a_new_run_is_started_after_its_plan_and_once(serving: Serving, root: Path):
-    (root.parent / "train.py").touch()
+    (root.parent / "train.py").write_text("def make(): ...\n")
     (root.parent / "works").touch()
     served = serving.start(root)
     words = [
         "fit", "train.py:make", "--strategy", "aeasgd:beta=0.5", "--workers", "2",
         "--epochs", "3", "--batch-size", "32", "--name", "higgs", "--root", str(root),
     ]  # fmt: skip
-    early = served.post("/new/plan", {**FORM, "do": "start", "key": "0" * 16})
+    early = posted(served, {**FORM, "do": "start", "key": "0" * 16})
     assert started(serving) == [[*words, "--plan"]]  # not planned yet: planned now
-    assert "Start it" in early.text
-    assert f"shoal {' '.join(words)}" in early.text
+    assert "Start it" in early
+    assert f"shoal {' '.join(words)}" in early
     planned, key = (
-        re.findall(f'name="{name}" value="([^"]+)"', early.text)[0]
+        re.findall(f'name="{name}" value="([^"]+)"', early)[0]
         for name in ("planned", "key")
     )
     other = {**FORM, "epochs": "4", "do": "start", "planned": planned, "key": key}
-    assert "Start it" in served.post("/new/plan", other).text  # of other values
+    assert "Start it" in posted(served, other)  # of other values
     form = {**FORM, "do": "start", "planned": planned, "key": key}
     hold(serving)
     places = {served.post("/new/plan", form).headers["location"] for _ in range(3)}
@@ -240,9 +245,9 @@ def test_a_new_run_is_started_after_its_plan_and_once(serving: Serving, root: Pa
 
 @pytest.mark.process
 def test_a_plan_that_is_refused_cannot_be_started(serving: Serving, root: Path):
-    (root.parent / "train.py").touch()
+    (root.parent / "train.py").write_text("def make(): ...\n")
     served = serving.start(root)
-    text = served.post("/new/plan", FORM).text
+    text = posted(served, FORM)
     assert "That would not work" in text
     assert "it failed" in text
     assert "Start it" not in text
@@ -266,5 +271,7 @@ def test_tensorboard_is_started_once(serving: Serving, root: Path):
 def test_a_command_that_takes_too_long_is_ended(tmp_path: Path):
     code = "import time; print('begun', flush=True); time.sleep(600)"
     starter = Starter(tmp_path / "state", tmp_path, (sys.executable, "-c", code))
-    assert starter.run(["x"], 1.0)[0] is None
-    assert list((tmp_path / "state").iterdir()) == []
+    program = starter.run("x", ["x"], 1.0)
+    assert program.is_late
+    assert program.code == -9
+    assert len(list((tmp_path / "state").iterdir())) == 2  # its output and its outcome

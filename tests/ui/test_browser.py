@@ -410,7 +410,7 @@ def test_new_lines_are_followed_at_the_end(page: Any, root: Path, served: Served
 
 
 def test_a_new_run_by_keyboard_alone(page: Any, root: Path, served: Served):
-    (root.parent / "train.py").touch()
+    (root.parent / "train.py").write_text("def make(): ...\n")
     (root.parent / "works").touch()
     page.goto(f"{served.url}/")
     page.get_by_role("link", name="New run").focus()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.runs.store import create
-from tests.ui.conftest import Served, make_run
+from tests.ui.conftest import Served, Serving, make_run
+from tests.ui.test_actions import hold
 from tests.ui.test_browser import (
     _no_leaks,
     begin,
@@ -118,3 +120,42 @@ def test_what_is_said_of_new_lines_is_said_once(page: Any, root: Path, served: S
             expect(page.locator("#lines li").last).to_contain_text(f"line {at}")
         expect(region).to_have_text("New lines appear here.")
         expect(region).to_have_attribute("data-changes", "1")
+
+
+def test_a_new_run_says_what_it_does(
+    page: Any, root: Path, served: Served, serving: Serving
+):
+    (root.parent / "train.py").write_text("def make(): ...\n")
+    (root.parent / "works").touch()
+    page.goto(f"{served.url}/new")
+    page.get_by_label("Script").focus()
+    page.keyboard.press("Tab")  # it is left as empty as it was
+    expect(page.locator("#script-error")).to_contain_text("there is no Python file")
+    page.get_by_label("Script").fill("train.py:nope")
+    page.keyboard.press("Tab")
+    expect(page.locator("#script-error")).to_contain_text("no function 'nope'")
+    page.get_by_label("Script").fill("train.py")
+    # Playwright waits for a page that is on its way: this one is not sent.
+    page.locator("#new").evaluate(
+        "form => form.addEventListener('submit', (event) => event.preventDefault(), "
+        "{ once: true })"
+    )
+    plan = page.get_by_role("button", name="What would happen?")
+    plan.click()
+    expect(page.locator("#planning")).to_contain_text("It is being planned")
+    plan.click()
+    expect(page.get_by_role("button", name="Start it")).to_be_visible()
+    assert "/new?script=train.py" in page.url
+    page.reload()
+    expect(page.get_by_label("Script")).to_have_value("train.py")
+    hold(serving)
+    page.get_by_role("button", name="Start it").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Starting")
+    page.get_by_role("link", name="Look again").focus()
+    page.evaluate("document.documentElement.dataset.same = 'yes'")
+    expect(page.locator("small")).to_contain_text(re.compile(r"Started [2-9]"))
+    expect(page.get_by_role("link", name="Look again")).to_be_focused()
+    (root.parent / "hold").write_text("")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Not started")
+    expect(page.locator("html")).to_have_attribute("data-same", "yes")
+    expect(page.locator("main")).to_be_focused()

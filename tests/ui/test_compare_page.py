@@ -156,6 +156,18 @@ def test_runs_that_are_left_out_are_named(serving: Serving, root: Path):
     text = served.ask(f"/compare?{urlencode({'runs': many}, doseq=True)}").text
     assert "and 3 more" in text
     assert "Left out" not in served.ask(f"/compare?runs=runs/{run}").text
+    fields = {"do": "compare", "form_token": served.site.access.form_token, "run": many}
+    answer = served.ask(
+        "/choose",
+        method="POST",
+        headers={
+            "Content-Type": "application/x-www-form-urlencoded",
+            "Origin": f"http://127.0.0.1:{served.port}",
+        },
+        body=urlencode(fields, doseq=True).encode(),
+    )
+    assert answer.status == 303
+    assert "and 3 more" in served.ask(answer.headers["location"]).text
 
 
 def test_the_file_has_losses_of_exchanges_and_the_window(serving: Serving, root: Path):

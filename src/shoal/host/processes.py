@@ -24,7 +24,8 @@ from shoal.host.locks import is_held
 PROC = Path("/proc")
 MACHINE_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 CLOCK_SLACK_S = 2.0
-UNKNOWN = "?"
+UNKNOWN, ENDED = "?", "ended"
+"""In place of a start: none is shown, or the process had ended when it was asked."""
 
 
 @final
@@ -68,6 +69,17 @@ class Process:
         """
         pid, start = os.getpid(), _start_of_self()
         return replace(_machine(), pid=pid, start=start, lock=lock, beat=beat)
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """Returns a process of this machine and namespace, such as a child.
+
+        Args:
+            pid: Its number.
+        """
+        start = _start(pid)
+        start = UNKNOWN if start is None else start or ENDED
+        return replace(_machine(), pid=pid, start=start)
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Process | None:

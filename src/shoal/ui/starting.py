@@ -1,12 +1,13 @@
 """Programs that the page starts: `shoal` commands, each in a session of its own.
 
-They outlive the page, and their output is kept in files of this user. A program that is
-started twice for the same thing runs once.
+They outlive the page and its server: their output and what identifies them are kept in
+files of this user. A program that is started twice for the same thing runs once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import signal
@@ -14,17 +15,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Any, cast, final
 
 from shoal.errors import ConfigError
 from shoal.host.private import make_private
+from shoal.host.processes import Process, may_live
 
 MOST_SHOWN = 8000
 """Bytes of the output that a page shows, of its end."""
+UNKNOWN = "unknown"
+"""Exit status of a program that ended while no server waited for it."""
 
 
 @final
@@ -38,18 +42,62 @@ class Program:
         output: File of its output.
         time: Unix seconds of its start.
         known: Names that were there before, by which what it makes is found.
+        child: The process, if it is one of this server's; None otherwise.
+        ended: Its exit status, if it was waited for; None otherwise.
+        is_late: Whether it took too long, and was ended.
     """
 
     words: tuple[str, ...]
-    process: subprocess.Popen[bytes] = field(repr=False)
+    process: Process
     output: Path
     time: float
     known: frozenset[str] = frozenset()
+    child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    ended: int | None = None
+    is_late: bool = False
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any], output: Path) -> Program | None:
+        """Reads the result of `fields`; None if it is not one.
+
+        Args:
+            record: The fields.
+            output: File of its output.
+        """
+        try:
+            process = Process.read(record["process"])
+            return process and cls(
+                words=tuple(map(str, record["words"])),
+                process=process,
+                output=output,
+                time=float(record["time"]),
+                known=frozenset(map(str, record["known"])),
+                ended=None if record["ended"] is None else int(record["ended"]),
+                is_late=bool(record["is_late"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
 
     @property
-    def code(self) -> int | None:
-        """Its exit status, None while it runs."""
-        return self.process.poll()
+    def fields(self) -> dict[str, Any]:
+        """Returns JSON values, by which a later server knows it."""
+        return {
+            "words": self.words,
+            "process": self.process.fields,
+            "time": self.time,
+            "known": sorted(self.known),
+            "ended": self.ended,
+            "is_late": self.is_late,
+        }
+
+    @property
+    def code(self) -> int | str | None:
+        """Its exit status, None while it runs; `UNKNOWN` if nobody waited for it."""
+        if self.ended is not None:
+            return self.ended
+        if self.child is not None:
+            return self.child.poll()
+        return None if may_live(self.process) else UNKNOWN
 
     @property
     def text(self) -> str:
@@ -85,8 +133,12 @@ class Starter:
         self._programs: dict[str, Program] = {}
 
     def of(self, key: str) -> Program | None:
-        """Returns the program that was started last for a thing, None without one."""
-        return self._programs.get(key)
+        """Returns the program that was started last for a thing, None without one.
+
+        A server before this one may have started it.
+        """
+        found = self._programs.get(key)
+        return found if found is not None else self._kept(key)
 
     def start(
         self,
@@ -108,55 +160,99 @@ class Starter:
             ConfigError: It cannot be started.
         """
         with self._lock:
-            before = self._programs.get(key)
+            before = self.of(key)
             if before is not None and (is_once or before.code is None):
                 return before
             found = self._programs[key] = self._start(key, words, known)
             return found
 
     def end(self, before: str) -> None:
-        """Ends the programs whose keys begin with a text."""
+        """Ends the programs of this server whose keys begin with a text."""
         for key, program in self._programs.copy().items():
             if key.startswith(before) and program.code is None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(program.process.pid, signal.SIGTERM)
 
-    def run(self, words: Sequence[str], limit_s: float) -> tuple[int | None, str]:
-        """Runs a `shoal` command and waits for it.
+    def run(self, key: str, words: Sequence[str], limit_s: float) -> Program:
+        """Runs a `shoal` command and waits for it; its outcome is kept.
 
         Args:
+            key: What it is for.
             words: The command, after `shoal`.
             limit_s: Seconds after which it is ended, with what it started.
-
-        Returns:
-            Its exit status, None if it took too long, and the end of its output.
 
         Raises:
             ConfigError: It cannot be started.
         """
-        key = f"run {secrets.token_hex(8)}"
-        program = self._start(key, words, frozenset())
+        child, own = self._spawn(f"{key} {secrets.token_hex(8)}", words)
+        begun, process, is_late = time.time(), Process.of(child.pid), False
         try:
-            code = program.process.wait(limit_s)
+            child.wait(limit_s)
         except subprocess.TimeoutExpired:
-            code = None
+            is_late = True
         finally:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(program.process.pid, signal.SIGKILL)
-            program.process.wait()
-        text = program.text
-        program.output.unlink(missing_ok=True)
-        return code, text
+                os.killpg(child.pid, signal.SIGKILL)
+            code = child.wait()
+        output = self._place(key, "log")
+        with suppress(OSError):
+            own.replace(output)
+        program = Program(
+            words=tuple(words),
+            process=process,
+            output=output,
+            time=begun,
+            ended=code,
+            is_late=is_late,
+        )
+        self._keep(key, program)
+        return program
+
+    def _place(self, key: str, ending: str) -> Path:
+        digest = hashlib.sha256(key.encode(errors="replace")).hexdigest()[:16]
+        return self._folder / f"{digest}.{ending}"
+
+    def _kept(self, key: str) -> Program | None:
+        """Returns what is known from a file."""
+        with suppress(OSError, ValueError, RecursionError):
+            record = json.loads(self._place(key, "json").read_bytes())
+            if isinstance(record, dict) and record.get("key") == key:
+                known = cast("dict[str, Any]", record)
+                return Program.read(known, self._place(key, "log"))
+        return None
+
+    def _keep(self, key: str, program: Program) -> None:
+        """Writes what a later server needs; the program runs without it, too."""
+        path = self._place(key, "json")
+        fresh = path.with_suffix(f".{secrets.token_hex(4)}")
+        with suppress(OSError):
+            with open(fresh, "x", opener=_private) as file:
+                json.dump({"key": key, **program.fields}, file)
+            fresh.replace(path)
 
     def _start(self, key: str, words: Sequence[str], known: frozenset[str]) -> Program:
-        digest = hashlib.sha256(key.encode(errors="replace")).hexdigest()[:16]
-        path = self._folder / f"{digest}.log"
+        child, path = self._spawn(key, words)
+        program = Program(
+            words=tuple(words),
+            process=Process.of(child.pid),
+            output=path,
+            time=time.time(),
+            known=known,
+            child=child,
+        )
+        self._keep(key, program)
+        return program
+
+    def _spawn(
+        self, key: str, words: Sequence[str]
+    ) -> tuple[subprocess.Popen[bytes], Path]:
+        """Starts a process, and returns it and the file of its output."""
+        path = self._place(key, "log")
         try:
             make_private(self._folder)
             path.unlink(missing_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as output:
-                process = subprocess.Popen(
+            with open(path, "xb", opener=_private) as output:
+                child = subprocess.Popen(
                     [*self._command, *words],
                     cwd=self.home,
                     stdin=subprocess.DEVNULL,
@@ -170,10 +266,8 @@ class Starter:
                 f"that has Shoal, and a folder {self._folder} that this user may write "
                 "to. Run the command of the page in a terminal."
             ) from error
-        return Program(
-            words=tuple(words),
-            process=process,
-            output=path,
-            time=time.time(),
-            known=known,
-        )
+        return child, path
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

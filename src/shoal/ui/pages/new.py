@@ -30,6 +30,7 @@ from shoal.runs.catalogue import run_ids
 from shoal.runs.events import read_events
 from shoal.runs.store import check_name
 from shoal.strategies.describing import parameters_of
+from shoal.ui.scripts import top_names
 from shoal.ui.site import Root, Site
 from shoal.ui.starting import Program
 
@@ -37,7 +38,9 @@ PLAN_S = 120.0
 """Seconds that a plan may take: it loads the script's data."""
 MOST_FILES, MOST_DEPTH = 300, 3
 MOST_TEXT = 1000
-KEY = "new "
+MOST_SCRIPT = 1 << 20
+KEY, PLAN_KEY = "new ", "plan "
+"""Before what a program is for: the form's key, or the digest of its words."""
 
 DEFAULTS = {
     "script": "", "strategy": "all_reduce", "workers": "auto", "epochs": "1",
@@ -49,12 +52,27 @@ COLUMNS = ("label", "feature")
 
 
 def show_form(site: Site, request: Request) -> Response:
-    """The empty form, or one that is filled by its address."""
+    """The empty form, or one that is filled by its address.
+
+    With `planned` it shows what was planned for these values; nothing is planned here.
+    With `checked` it says what is wrong with them.
+    """
     _check_may(site)
-    given = {name: request.query_params.get(name, "") for name in DEFAULTS}
-    values = {name: given[name] or default for name, default in DEFAULTS.items()}
-    values["strategy"] = _merged(values["strategy"], request.query_params)
-    return _form(site, values, {})
+    query = request.query_params
+    values = {
+        name: (query.get(name) or default)[:MOST_TEXT].strip()
+        for name, default in DEFAULTS.items()
+    }
+    values["strategy"] = _merged(values["strategy"], query)
+    wrong = _all_wrong(site, values)
+    planned, digest = None, ""
+    if query.get("planned") and not wrong:
+        digest = _digest(_words(site, values))
+        if digest == query.get("planned"):
+            planned = site.starter.of(PLAN_KEY + digest)
+    if not query.get("checked"):  # of the others nobody has asked yet
+        wrong = {name: text for name, text in wrong.items() if name == "root"}
+    return _form(site, values, wrong, planned=planned, digest=digest if planned else "")
 
 
 def send_check(site: Site, request: Request) -> Response:
@@ -77,24 +95,29 @@ async def plan(site: Site, request: Request) -> Response:
     values = {name: str(form.get(name, ""))[:MOST_TEXT].strip() for name in DEFAULTS}
     texts = {name: text for name, text in form.items() if isinstance(text, str)}
     values["strategy"] = _merged(values["strategy"], texts)
-    wrong = {name: _wrong(site, name, value) for name, value in values.items()}
-    wrong = {name: text for name, text in wrong.items() if text}
-    wrong = {**_wrong_columns(values), **wrong}
-    if wrong:
-        return await run_in_threadpool(_form, site, values, wrong, status=409)
+    if _all_wrong(site, values):
+        return RedirectResponse(_address(site, values, checked="yes"), 303)
     words = _words(site, values)
-    key = str(form.get("key", ""))
-    if form.get("do") == "start" and form.get("planned") == _digest(words):
+    digest, key = _digest(words), str(form.get("key", ""))
+    if form.get("do") == "start" and form.get("planned") == digest:
         return await run_in_threadpool(_start, site, values, words, key)
     try:
-        code, text = await run_in_threadpool(
-            site.starter.run, [*words, "--plan"], PLAN_S
+        await run_in_threadpool(
+            site.starter.run, PLAN_KEY + digest, [*words, "--plan"], PLAN_S
         )
     except ShoalError as error:
         raise HTTPException(409, str(error)) from error
-    return await run_in_threadpool(
-        _form, site, values, {}, planned=(code, text), digest=_digest(words)
-    )
+    return RedirectResponse(_address(site, values, planned=digest), 303)
+
+
+def _address(site: Site, values: Mapping[str, str], **more: str) -> str:
+    """Returns the address of the form with its values."""
+    given = {
+        name: values[name] or " "  # a field that was emptied, unlike a missing one
+        for name, default in DEFAULTS.items()
+        if values[name] != default
+    }
+    return site.link("/new", **given, **more)
 
 
 def show_started(site: Site, request: Request) -> Response:
@@ -103,7 +126,7 @@ def show_started(site: Site, request: Request) -> Response:
     root = site.roots.get(request.path_params["root"])
     program = site.starter.of(KEY + key)
     if root is None or program is None:
-        raise HTTPException(404, "Nothing was started here, or the server was since.")
+        raise HTTPException(404, "Nothing was started here.")
     run = _run_of(root, program)
     if run is not None:
         return RedirectResponse(site.run_link(root.key, run), 303)
@@ -115,14 +138,12 @@ def _form(
     values: Mapping[str, str],
     wrong: Mapping[str, str],
     *,
-    status: int = 200,
-    planned: tuple[int | None, str] | None = None,
+    planned: Program | None = None,
     digest: str = "",
 ) -> Response:
     strategy, parameters = _parts(values["strategy"])
     return site.render(
         "new.html",
-        status,
         values={**values, "strategy": strategy},
         parameters=parameters,
         wrong=wrong,
@@ -184,6 +205,13 @@ def _columns(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _all_wrong(site: Site, values: Mapping[str, str]) -> dict[str, str]:
+    """Returns what is wrong with fields, by their names."""
+    wrong = {name: _wrong(site, name, value) for name, value in values.items()}
+    wrong = {name: text for name, text in wrong.items() if text}
+    return {**_wrong_columns(values), **wrong}
+
+
 def _wrong(site: Site, name: str, value: str) -> str:
     """Returns what is wrong with a field, by the code of the command line."""
     try:
@@ -224,6 +252,26 @@ def _check_script(home: Path, value: str) -> None:
         raise ConfigError(
             f"{function!r} is no name of a function. Expected script.py:function. "
             "Leave :function out for make."
+        )
+    _check_function(path, function)
+
+
+def _check_function(path: Path, function: str) -> None:
+    """Looks for a function in the syntax of a script, which is not run."""
+    try:
+        if path.stat().st_size > MOST_SCRIPT:
+            return
+        found = top_names(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path.name} cannot be read as Python ({error}). Expected a script. "
+            "Correct it."
+        ) from error
+    if found is not None and function not in found[0]:
+        known = ", ".join(found[1]) or "none"
+        raise ConfigError(
+            f"{path.name} has no function {function!r}. Expected one of its own: "
+            f"{known}. Write {path.name}:function."
         )
 
 

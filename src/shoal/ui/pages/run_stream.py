@@ -52,7 +52,7 @@ class News:
         # One view for the whole stream: the site has another one after a removal.
         self.view = site.views.of(folder)
         self._last = last
-        self._code: int | None = None
+        self._code: int | str | None = None
         self._parts: dict[str, str] = {}
         self._charts: dict[str, str] = {}
 
@@ -91,7 +91,7 @@ class News:
         return f'{{"parts":{told},"series":{series}}}'
 
     @property
-    def _code_now(self) -> int | None:
+    def _code_now(self) -> int | str | None:
         """Exit status of a program that resumes the run."""
         program = self._site.starter.of(self._folder.url)
         return program.code if program else None

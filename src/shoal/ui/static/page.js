@@ -176,7 +176,11 @@ if (live) {
 // A form whose fields are checked as they are left, by the code of the command line.
 const fresh = document.getElementById("new");
 
+const checked = new WeakMap(); // field -> its value when it was checked last
+
 async function check(field) {
+  if (checked.get(field) === field.value) return;
+  checked.set(field, field.value);
   const address = new URL(fresh.dataset.check, location.href);
   // A parameter is checked together with the others of its strategy.
   const name = field.name.startsWith("p.") ? "strategy" : field.name;
@@ -213,11 +217,34 @@ if (fresh) {
   showParameters();
   for (const field of fresh.querySelectorAll(".field input, .field select")) {
     field.addEventListener("change", () => check(field));
+    field.addEventListener("blur", () => check(field));
   }
+  fresh.addEventListener("submit", (event) => {
+    const planning = document.getElementById("planning");
+    if (event.submitter?.value === "plan") planning.textContent = planning.dataset.text;
+  });
+  // A page that the browser has kept says it no more.
+  addEventListener("pageshow", () => { document.getElementById("planning").textContent = ""; });
 }
 
+// A program that was started: the page changes where it is until there is its run.
+async function lookAgain() {
+  const main = document.getElementById("main");
+  try {
+    const answer = await fetch(location.href);
+    if (answer.redirected) { location.replace(answer.url); return; }
+    const other = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const hadFocus = main.contains(document.activeElement);
+    localTimes(other);
+    document.title = other.title;
+    change(main, other.getElementById("main"));
+    if (hadFocus && document.activeElement === document.body) document.getElementById("main").focus();
+  } catch { /* the next look may be answered */ }
+  const again = document.querySelector("[data-again]");
+  if (again) setTimeout(lookAgain, Number(again.dataset.again));
+}
 const again = document.querySelector("[data-again]");
-if (again) setTimeout(() => location.reload(), Number(again.dataset.again));
+if (again) setTimeout(lookAgain, Number(again.dataset.again));
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
