@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from shoal.runs.store import create
+from shoal.ui import packages
+from shoal.ui.packages import is_there
 from tests.ui.conftest import Served, Serving, make_run
 from tests.ui.test_actions import hold
 from tests.ui.test_browser import (
+    AXE,
     _no_leaks,
     begin,
     browser,
@@ -19,6 +22,7 @@ from tests.ui.test_browser import (
     page,
     plots,
     served,
+    violations,
 )
 
 __all__ = ["_no_leaks", "browser", "page", "served"]
@@ -159,3 +163,22 @@ def test_a_new_run_says_what_it_does(
     expect(page.get_by_role("heading", level=1)).to_have_text("Not started")
     expect(page.locator("html")).to_have_attribute("data-same", "yes")
     expect(page.locator("main")).to_be_focused()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_what_is_found_refused_or_left_out(
+    theme: str, page: Any, root: Path, served: Served, logs: str
+):
+    if not is_there(packages.AXE, AXE.parent):
+        pytest.skip("needs axe-core: python hatch_build.py")
+    page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    run = make_run(root, "eel")
+    run.folder.write("experiments/worker-0.log", b"a\nERROR b\nTraceback\n")
+    own = f"{served.url}/runs/runs/{run.id}/logs"
+    form = f"{served.url}/new?epochs=x&checked=yes"
+    compare = f"{served.url}/compare?runs=runs/{run.id}&runs=runs/none&draw=svg"
+    for path in (f"{logs}?q=line&only=1", own, form, compare):
+        page.goto(path)
+        if path.startswith(logs):
+            expect(page.locator("mark").first).to_be_visible()
+        assert violations(page) == [], path

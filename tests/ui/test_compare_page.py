@@ -72,7 +72,8 @@ def test_the_best_value_is_marked_where_its_direction_is_known(
 ):
     runs = [run_with({name: 1.0}), run_with({name: 2.0})]
     [column] = [c for c in table_of(runs, [{}, {}], [{}, {}]) if c.label == name]
-    assert [float(c.text) for c in column.cells if c.is_best] == [best] * (best != None)  # noqa: E711
+    marked = [float(cell.text) for cell in column.cells if cell.is_best]
+    assert marked == ([] if best is None else [best])
 
 
 def test_the_plan_tells_the_direction_of_its_monitor_and_metrics():

@@ -23,8 +23,9 @@ def top_names(source: bytes) -> tuple[set[str], list[str]] | None:
         ValueError: It is no text.
 
     Example:
-        >>> top_names(b"from a import b as c\\nx = 1\\ndef make(): ...")
-        ({'make', 'c', 'x'}, ['make'])
+        >>> names, own = top_names(b"from a import b as c\nx = 1\ndef make(): ...")
+        >>> sorted(names), own
+        (['c', 'make', 'x'], ['make'])
     """
     names: set[str] = set()
     functions: list[str] = []
