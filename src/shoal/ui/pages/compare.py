@@ -24,7 +24,7 @@ from shoal.ui.pages.series import as_csv, cell, choice_of, packed, pictures
 from shoal.ui.site import Site, seconds
 
 MOST_RUNS = 20
-"""Runs that are compared, and those of an address, of which it says the rest."""
+"""Runs that are compared; the page names the others."""
 MOST_POINTS = 1000
 """Drawn points of each run."""
 CSV_COLUMNS = ("run", "metric", "worker", "epoch", "seconds", "samples", "value")
