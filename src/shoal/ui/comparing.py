@@ -146,7 +146,7 @@ def table_of(
     """
     rows = Comparison.of_runs(runs).rows
     for row, run in zip(rows, runs, strict=True):
-        row["seed"] = run.seed
+        row["seed"] = None if run.seed is None else str(run.seed)  # no quantity
     columns: list[Column] = []
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
