@@ -15,7 +15,7 @@ import pytest
 import shoal
 from shoal.runs.store import create
 from shoal.runs.summary import RunSummary
-from shoal.ui.comparing import bars_of, differing, styles_of, table_of
+from shoal.ui.comparing import bars_of, columns_of, differing, styles_of
 from shoal.ui.pages.compare import MOST_RUNS
 from shoal.ui.site import seconds
 from tests.ui.conftest import Serving, make_run
@@ -71,7 +71,7 @@ def test_the_best_value_is_marked_where_its_direction_is_known(
     name: str, best: float | None
 ):
     runs = [run_with({name: 1.0}), run_with({name: 2.0})]
-    [column] = [c for c in table_of(runs, [{}, {}], [{}, {}]) if c.label == name]
+    [column] = [c for c in columns_of(runs, [{}, {}], [{}, {}]) if c.label == name]
     marked = [float(cell.text) for cell in column.cells if cell.is_best]
     assert marked == ([] if best is None else [best])
 
@@ -82,7 +82,7 @@ def test_the_plan_tells_the_direction_of_its_monitor_and_metrics():
     plan = {"monitor": monitor, "model": {"metrics": {"speed": "up"}}}
 
     def best(plans: list[dict]) -> dict[str, list[bool]]:
-        found = table_of(runs, plans, [{}, {}])
+        found = columns_of(runs, plans, [{}, {}])
         return {c.label: [cell.is_best for cell in c.cells] for c in found}
 
     assert best([plan, plan])["fuel"] == [True, False]
@@ -101,7 +101,7 @@ def test_the_table_has_the_columns_of_shoal_compare_once_and_readable_numbers():
         {**names, "data.rows": "1234567", "scale": "1.7320508075688772"},
         {**names, "data.rows": "10", "scale": "2"},
     ]
-    columns = table_of(runs, [{}, {}], settings)
+    columns = columns_of(runs, [{}, {}], settings)
     assert [c.label for c in columns] == [
         "Strategy", "Workers", "loss", "Seconds", "Samples/s", "Ratio to single",
         "data.rows", "scale",

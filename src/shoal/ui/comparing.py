@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 from shoal.facts import Monitor
 from shoal.plan.monitor import direction_of
@@ -126,13 +126,13 @@ def _flat(
     for name, value in values.items():
         key = f"{before}{name}"
         if isinstance(value, Mapping) and depth < 3:
-            found |= _flat(value, f"{key}.", depth + 1)  # pyright: ignore[reportUnknownArgumentType]
+            found |= _flat(_part(values, name), f"{key}.", depth + 1)
         elif isinstance(value, (str, int, float, bool)):
             found[key] = str(value)
     return found
 
 
-def table_of(
+def columns_of(
     runs: Sequence[RunSummary],
     plans: Sequence[Mapping[str, Any]],
     settings: Sequence[Mapping[str, str]],
@@ -214,13 +214,16 @@ def _direction(name: str, plans: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _direction_in(name: str, plan: Mapping[str, Any]) -> str:
-    monitor, model = plan.get("monitor"), plan.get("model")
-    if isinstance(monitor, Mapping):
-        chosen: Mapping[str, Any] = monitor
-        if str(chosen.get("name", "")).removeprefix("val_") == name:
-            return "up" if chosen.get("is_higher_better") else "down"
-    metrics: Any = model.get("metrics") if isinstance(model, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return direction_of(name, metrics if isinstance(metrics, Mapping) else {})  # pyright: ignore[reportUnknownArgumentType]
+    monitor = _part(plan, "monitor")
+    if str(monitor.get("name", "")).removeprefix("val_") == name:
+        return "up" if monitor.get("is_higher_better") else "down"
+    return direction_of(name, _part(_part(plan, "model"), "metrics"))
+
+
+def _part(plan: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns a part of a plan, empty if it is none: plans of runs may be anything."""
+    found = plan.get(name)
+    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
 
 
 def _best(values: Sequence[Any], direction: str) -> float | None:

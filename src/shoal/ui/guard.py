@@ -126,11 +126,6 @@ class Access:
         return sorted(self.hosts - LOOPBACK)
 
     @property
-    def is_local(self) -> bool:
-        """Whether it has no other name than those of loopback."""
-        return not self.names
-
-    @property
     def scheme(self) -> str:
         """Scheme of its addresses."""
         return "https" if self.is_encrypted else "http"

@@ -38,6 +38,7 @@ STATIC = {
     "list.js": ("list.js", _JS),
     "charts.js": ("charts.js", _JS),
     "logs.js": ("logs.js", _JS),
+    "regions.js": ("regions.js", _JS),
     "uplot.css": ("packages/uplot.css", _CSS),
     "uplot.js": ("packages/uplot.js", _JS),
 }

@@ -17,7 +17,7 @@ from shoal.errors import ShoalError
 from shoal.runs.catalogue import read_plan
 from shoal.runs.summary import RunSummary
 from shoal.ui.charts import Points, Series
-from shoal.ui.comparing import bars_of, differing, metrics_of, styles_of, table_of
+from shoal.ui.comparing import bars_of, columns_of, differing, metrics_of, styles_of
 from shoal.ui.curves import AXES, EXCHANGE_LOSS, Chart, Choice, merged_loss, places
 from shoal.ui.live import RunView
 from shoal.ui.pages.series import as_csv, cell, choice_of, packed, pictures
@@ -70,7 +70,7 @@ def show_comparison(site: Site, request: Request) -> Response:
         left_out=left_out,
         most=MOST_RUNS,
         chosen=[f"{one.root}/{one.run.id}" for one in found],
-        columns=table_of(runs, plans, [one.settings for one in found]),
+        columns=columns_of(runs, plans, [one.settings for one in found]),
         bars=bars_of(runs, plans, bar, seconds),
         bar=bar,
         asked_bar=bar if asked else "",

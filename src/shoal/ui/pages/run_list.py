@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from markupsafe import Markup
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -217,7 +218,7 @@ def _row_of(site: Site, name: str) -> Row | None:
         outline = read_outline(site.find(root, run))
     except ShoalError as error:
         outline = RunSummary(id=run, status="damaged", damage=str(error))
-    except Exception:  # it is gone; a file system of fsspec may raise anything
+    except HTTPException:
         return None
     return row_of(site, root, outline, has_time=True)
 

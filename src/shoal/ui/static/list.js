@@ -1,9 +1,10 @@
 // The list of runs: its filter, what is chosen, and live changes. The address of the page
 // holds what is found and chosen. The list works without this file.
 
+import { announce } from "./regions.js";
+
 const search = document.getElementById("filter");
 const filter = document.getElementById("q");
-const count = document.getElementById("count");
 const news = document.getElementById("news");
 const linkState = document.getElementById("link-state");
 
@@ -19,8 +20,10 @@ function chosen() {
   return form ? new FormData(form).getAll("run") : [];
 }
 
-function put(element, text) {
-  if (element && element.textContent !== text) element.textContent = text;
+// What is seen changes at once; what is read out follows.
+function tell(name, text) {
+  document.getElementById(name).textContent = text;
+  announce(document.getElementById(`${name}-told`), text);
 }
 
 // The server filters by the same texts, so that a reload shows the same rows.
@@ -31,7 +34,7 @@ function showRows() {
   for (const row of rows) row.hidden = !words.every((word) => row.dataset.text.includes(word));
   const shown = rows.filter((row) => !row.hidden).length;
   const [whole, where] = list().dataset.pages ? [rows.length, " on this page"] : [Number(news.dataset.total), ""];
-  put(count, `${said(shown)} of ${runs(whole)}${where}`);
+  tell("count", `${said(shown)} of ${runs(whole)}${where}`);
   showChosen();
 }
 
@@ -48,7 +51,7 @@ function showChosen() {
   const away = names.filter((name) => !shown.has(name)).length;
   const where = away ? `, ${said(away)} of them not shown` : "";
   const rest = kept < names.length ? ` A reload keeps the first ${said(kept)}.` : "";
-  put(document.getElementById("chosen"), names.length ? `${said(names.length)} chosen${where}.${rest}` : "");
+  tell("chosen", names.length ? `${said(names.length)} chosen${where}.${rest}` : "");
   document.getElementById("untick").hidden = !names.length;
 }
 
@@ -206,7 +209,7 @@ function watch() {
   const address = new URL(news.dataset.events, location.href);
   address.searchParams.set("seen", news.dataset.seen);
   source = new EventSource(address);
-  source.addEventListener("open", () => { put(linkState, ""); });
+  source.addEventListener("open", () => { announce(linkState, ""); });
   source.addEventListener("list", (event) => {
     news.dataset.seen = event.lastEventId;
     changeList(JSON.parse(event.data));
@@ -220,7 +223,7 @@ function watch() {
     news.dataset.begun = "yes";
   });
   source.addEventListener("error", () => {
-    put(linkState, "Reconnecting…");
+    announce(linkState, "Reconnecting…");
     if (source.readyState !== EventSource.CLOSED) return; // it opens itself again
     source = null;
     setTimeout(watch, 2000);

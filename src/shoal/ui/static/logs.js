@@ -1,10 +1,11 @@
 // Logs: what is found is marked in place, or shown alone; new lines are followed at the
 // end only.
 
+import { announce } from "./regions.js";
+
 const form = document.getElementById("log-form");
 const MOST_LINES = 5000;
 const MOST_HITS = 10000;
-const EVERY_MS = 5000;
 let hits = [];
 let isAll = true;
 let current = -1;
@@ -30,19 +31,6 @@ function change(values) {
     else address.searchParams.set(name, value);
   }
   history.replaceState(null, "", address);
-}
-
-// A live region has at most one message in 5 s, the newest, and none twice.
-const told = new Map();
-function announce(region, text) {
-  const last = told.get(region) || { at: -EVERY_MS, timer: 0 };
-  told.set(region, last);
-  clearTimeout(last.timer);
-  last.timer = setTimeout(() => {
-    if (region.textContent === text) return;
-    region.textContent = text;
-    last.at = performance.now();
-  }, Math.max(0, last.at + EVERY_MS - performance.now()));
 }
 
 function mark(line) {

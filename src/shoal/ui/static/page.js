@@ -1,6 +1,8 @@
 // What each page does by itself: theme, times in the reader's zone, live changes, keys.
 // Everything here is a convenience: each page works without it.
 
+import { announce } from "./regions.js";
+
 const THEMES = ["system", "light", "dark"];
 const theme = document.getElementById("theme");
 
@@ -107,23 +109,9 @@ function changePart(name, text) {
 
 function summaryOf(details) { return details.querySelector("summary").textContent; }
 
-// What is read out: nothing twice, and at most one message in 5 s. No text is no message.
-const TELL_MS = 5000;
-let toldAt = -TELL_MS;
-let tellLater = 0;
-
-function tell(text) {
-  clearTimeout(tellLater);
-  if (linkState.textContent === text) return;
-  const wait = toldAt + TELL_MS - performance.now();
-  if (text && wait > 0) { tellLater = setTimeout(() => tell(text), wait); return; }
-  if (text) toldAt = performance.now();
-  linkState.textContent = text;
-}
-
 function showRemoved() {
   isRemoved = true;
-  tell("This run was removed.");
+  announce(linkState, "This run was removed.");
   if (stream) stream.close();
 }
 
@@ -137,7 +125,7 @@ function address() {
 function connect() {
   if (stream || document.hidden || isDrawing || isRemoved) return;
   stream = new EventSource(address());
-  stream.addEventListener("open", () => tell(""));
+  stream.addEventListener("open", () => announce(linkState, ""));
   stream.addEventListener("change", (event) => {
     seen = event.lastEventId;
     const { parts, series } = JSON.parse(event.data);
@@ -146,7 +134,7 @@ function connect() {
   });
   stream.addEventListener("removed", showRemoved);
   stream.addEventListener("error", () => {
-    tell("Reconnecting…");
+    announce(linkState, "Reconnecting…");
     if (stream.readyState === EventSource.CLOSED) {
       stream = null;
       setTimeout(connect, 2000);
