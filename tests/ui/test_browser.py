@@ -221,8 +221,34 @@ def test_values_are_read_by_keys(page: Any, root: Path, served: Served):
     expect(readout).to_contain_text("val_loss 0.75")
     expect(readout).to_contain_text("worker 1 lost: killed by SIGKILL")
     page.keyboard.press("ArrowLeft")
-    expect(readout).to_contain_text("1,216 samples")
+    expect(readout).to_contain_text("1,152 samples")
     expect(readout).to_have_attribute("aria-live", "polite")
+
+
+def test_losses_of_single_workers_are_drawn_behind(
+    page: Any, root: Path, served: Served
+):
+    run = make_run(root, "fish")
+    page.goto(f"{served.url}/runs/runs/{run.id}")
+    expect(plots(page)).to_have_count(2)
+    chart = page.get_by_role("group", name="loss against samples")
+    each = page.locator("figure", has=chart).get_by_role("button", name="each worker")
+
+    def picture() -> str:
+        painted = "() => new Promise((go) => requestAnimationFrame(() => go()))"
+        page.evaluate(painted)
+        return chart.locator("canvas").evaluate("(one) => one.toDataURL()")
+
+    with_all = picture()
+    each.click()
+    expect(each).to_have_attribute("aria-pressed", "false")
+    without = picture()
+    assert without != with_all
+    each.click()
+    assert picture() == with_all
+    page.reload()
+    expect(plots(page)).to_have_count(2)
+    assert picture() == with_all
 
 
 def test_what_a_reader_holds_stays_as_a_run_changes(

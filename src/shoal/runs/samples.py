@@ -38,6 +38,8 @@ class Samples:
         columns = exchange_columns(event)
         counts = columns.get("samples", ())
         epochs = columns.get("epoch") or [0] * len(counts)
+        if len(set(epochs)) == 1 and counts:  # as nearly all have; a sum is quicker
+            epochs, counts = epochs[:1], [sum(filter(None, counts))]
         for epoch, count in zip(epochs, counts, strict=False):
             if int(epoch or 0) not in self._settled:
                 before = self._committed.get(int(epoch or 0), 0)

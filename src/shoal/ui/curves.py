@@ -40,7 +40,7 @@ AXES = {
 
 MOST_FAINT = 64
 """Workers whose own losses are drawn."""
-FAINT_POINTS, ALL_FAINT_POINTS = 400, 6400
+FAINT_POINTS, ALL_FAINT_POINTS = 400, 3200
 """Points of each of them, and of all together, as they lie behind the others."""
 MOST_SMOOTH = 0.999
 

@@ -5,11 +5,11 @@ A follower reads what is new, folds it, and keeps what charts need.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -25,6 +25,7 @@ from shoal.runs.summary import SPENT, Fold, RunSummary, WriterState
 from shoal.runs.worker_status import WorkerFold, WorkerStatus
 from shoal.runs.writer import look_at_writer
 from shoal.ui.budget import Budget
+from shoal.ui.charts import Numbers
 from shoal.ui.epoch_axis import EpochAxis
 from shoal.ui.exchanges import Exchanges
 from shoal.ui.moments import Checkpoint, Moment, told
@@ -217,33 +218,34 @@ class RunView:
 
     def _add_exchanges(self, event: Event) -> None:
         found, columns = self.exchanges, exchange_columns(event)
-        count = len(event.get("rows") or ())
-        none: list[Any] = [None] * count
+        none: list[Any] = [None] * len(event.get("rows") or ())
 
-        def column(name: str) -> Sequence[Any]:
-            return columns.get(name, none)
+        def column(name: str, unknown: float = 0.0) -> Numbers:
+            given = np.array(columns.get(name, none), dtype=np.float64)
+            given[np.isnan(given)] = unknown
+            return given
 
         event_t = float(event.get("t") or 0.0)
-        times = [event_t if t is None else float(t) for t in column("t")]
+        times = column("t", event_t)
         began = float(event.get("time") or 0.0) - event_t  # by the clock of the day
-        rows = [int(n or 0) for n in column("samples")]
-        ranks = [-1 if rank is None else int(rank) for rank in column("rank")]
-        nan = float("nan")
+        rows, ranks = column("samples"), column("rank", -1.0)
         found.add(
             t=times,
-            time=[t + began for t in times],
-            samples=list(accumulate(rows, initial=self._total))[1:],
+            time=times + began,
+            samples=self._total + np.cumsum(rows),
             rows=rows,
-            loss=[nan if loss is None else loss for loss in column("loss")],
+            loss=column("loss", math.nan),
             rank=ranks,
-            staleness=[min(2**31 - 1, int(n or 0)) for n in column("staleness")],
+            staleness=np.minimum(2**31 - 1, column("staleness")),
         )
-        self._total += sum(rows)
-        spent = zip(*(column(name) for name in SPENT), strict=False)
-        for rank, parts in zip(ranks, spent, strict=True):
-            sums = self.spent.setdefault(rank, [0.0] * len(SPENT))
-            for at, part in enumerate(parts):
-                sums[at] += part or 0.0
+        self._total += int(rows.sum())
+        spent = np.stack([column(name) for name in SPENT])
+        known, workers = np.unique(ranks, return_inverse=True)
+        sums = [np.bincount(workers, weights=parts) for parts in spent]
+        for at, rank in enumerate(known.astype(int).tolist()):
+            before = self.spent.setdefault(rank, [0.0] * len(SPENT))
+            for which, parts in enumerate(sums):
+                before[which] += float(parts[at])
 
     def _add_epoch(self, event: Event) -> None:
         self.epochs.append(

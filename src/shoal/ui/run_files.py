@@ -57,7 +57,7 @@ class RunFiles:
         self._found = Found(files={}, has_logs=False, told="", plan="")
 
     def look(self, status: str) -> Found:
-        """Returns what is there.
+        """Returns what is there: the same object as long as nothing is different.
 
         Args:
             status: Status of the run; when it changes, files come or go.
@@ -70,12 +70,14 @@ class RunFiles:
         told, plan = self._found.told, self._found.plan
         if has_turned or not plan:  # it is written once, and again by a resume
             told, plan = _plan(self._folder)
-        self._found = Found(
+        found = Found(
             files=files,
             has_logs=any(LOG_NAME.fullmatch(name) for name in files),
             told=told,
             plan=plan,
         )
+        if found != self._found:
+            self._found = found
         return self._found
 
 

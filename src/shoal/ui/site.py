@@ -14,6 +14,7 @@ from typing import Any, final
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
@@ -44,6 +45,8 @@ STATIC = {
 }
 """Files that are served: path and type. No other name is looked for."""
 
+MOST_TITLE = 2000
+"""Characters of a text that a title shows."""
 SIGNS = {
     "running": "▶", "finished": "✓", "failed": "✕", "interrupted": "‖",
     "lost": "?", "damaged": "!",
@@ -230,6 +233,19 @@ def short(text: object, most: int = 80) -> str:
     return shown if len(str(text)) <= most else f"{shown[:most]}…"
 
 
+def cut(text: object, most: int) -> Markup | str:
+    """Returns a name that fits a cell, with its whole in the title if it is longer.
+
+    Example:
+        >>> str(cut("abcd", 4)), str(cut("ab<cd", 3))
+        ('abcd', '<span title="ab&lt;cd">ab&lt;…</span>')
+    """
+    shown = short(text, most)
+    if len(str(text)) <= most:
+        return shown
+    return Markup('<span title="{}">{}</span>').format(short(text, MOST_TITLE), shown)
+
+
 def clean(text: object) -> str:
     """Returns text of a run without colours and control characters."""
     return plain(without_colours(str(text)))
@@ -242,6 +258,15 @@ def iso(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).isoformat("T", "seconds")
 
 
+def when(unix: float) -> Markup | str:
+    """Returns an exact time in UTC, which the page shows in the reader's zone."""
+    told = iso(unix)
+    if not told:
+        return ""
+    shown = f"{told[:10]} {told[11:19]} UTC"
+    return Markup('<time datetime="{}" data-exact>{}</time>').format(told, shown)
+
+
 def ago(unix: float) -> str:
     """Returns how long ago a time is."""
     return f"{seconds(max(0.0, time.time() - unix))} ago" if unix > 0 else ""
@@ -250,10 +275,12 @@ def ago(unix: float) -> str:
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(HERE / "templates"),
     autoescape=True,
+    auto_reload=False,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters.update(  # pyright: ignore[reportUnknownMemberType]
+_FILTERS: dict[str, Any] = _ENVIRONMENT.filters
+_FILTERS.update(
     number=number, seconds=seconds, size=size, short=short, clean=clean, iso=iso,
-    ago=ago,
+    ago=ago, cut=cut, when=when,
 )  # fmt: skip

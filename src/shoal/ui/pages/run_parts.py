@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, final
 
 from starlette.requests import Request
 
@@ -14,6 +14,7 @@ from shoal.ui.curves import AXES
 from shoal.ui.lease_bars import bars_of
 from shoal.ui.live import RunView
 from shoal.ui.pages.series import choice_of, pictures_of
+from shoal.ui.run_files import Found
 from shoal.ui.site import Site
 from shoal.ui.starting import Program
 
@@ -22,6 +23,8 @@ PARTS = (
     "checkpoints", "plan", "files",
 )  # fmt: skip
 """Names of the parts, which are those of their templates and in the page."""
+OF_FILES = frozenset({"nav", "plan", "files"})
+"""Those that show what was found in the folder and the status, and nothing else."""
 PICTURES = "pictures"
 """The part that a page without uPlot has besides."""
 MOST_WORKERS = 64
@@ -61,11 +64,37 @@ def values_of(site: Site, request: Request, view: RunView) -> dict[str, Any]:
     }
 
 
-def parts_of(site: Site, request: Request, view: RunView) -> dict[str, str]:
-    """Returns the text of each part, by its name."""
-    values = values_of(site, request, view)
-    names = (*PARTS, PICTURES) if values["is_plain"] else PARTS
-    return {name: site.text_of(f"run/{name}.html", **values) for name in names}
+@final
+class Parts:
+    """The texts of the parts, for one page that stays open.
+
+    Args:
+        site: The site.
+        request: The request of the page.
+        view: The view of the run.
+    """
+
+    def __init__(self, site: Site, request: Request, view: RunView) -> None:
+        self._site, self._request, self._view = site, request, view
+        self._of: tuple[Found, str] | None = None
+        self._texts: dict[str, str] = {}
+
+    def changed(self) -> dict[str, str]:
+        """Returns the text of each part that differs from the last call, by name."""
+        values = values_of(self._site, self._request, self._view)
+        names = [*PARTS, PICTURES] if values["is_plain"] else [*PARTS]
+        of = values["found"], values["run"].status
+        if of == self._of:
+            names = [name for name in names if name not in OF_FILES]
+        texts = {
+            name: self._site.text_of(f"run/{name}.html", **values) for name in names
+        }
+        fresh = {
+            name: text for name, text in texts.items() if self._texts.get(name) != text
+        }
+        self._of = of
+        self._texts |= fresh
+        return fresh
 
 
 def spent_of(view: RunView) -> list[tuple[int, list[tuple[str, float, float]]]]:

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from shoal.runs.events import FOLDER as EVENTS
 from shoal.runs.folder import Folder
 from shoal.ui.curves import charts_of, marks_of
-from shoal.ui.pages.run_parts import is_plain, parts_of
+from shoal.ui.pages.run_parts import Parts, is_plain
 from shoal.ui.pages.series import choice_of, series_text
 from shoal.ui.site import Site
 from shoal.ui.watching import MOST_STREAMS
@@ -53,7 +53,7 @@ class News:
         self.view = site.views.of(folder)
         self._last = last
         self._code: int | str | None = None
-        self._parts: dict[str, str] = {}
+        self._parts = Parts(site, request, self.view)
         self._charts: dict[str, str] = {}
 
     def next(self, told: float) -> str:
@@ -77,12 +77,7 @@ class News:
     def _content(self) -> str:
         """Returns the parts and charts that differ from those sent before, as JSON."""
         view = self.view
-        parts = parts_of(self._site, self._request, view)
-        fresh = {
-            name: text for name, text in parts.items() if self._parts.get(name) != text
-        }
-        self._parts = parts
-        told = json.dumps(fresh, separators=(",", ":"))
+        told = json.dumps(self._parts.changed(), separators=(",", ":"))
         if is_plain(self._site, self._request):
             return f'{{"parts":{told}}}'
         choice = choice_of(self._request)

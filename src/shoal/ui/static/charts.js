@@ -14,6 +14,7 @@ let asking = null;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const text = (value) => Number(value).toLocaleString(undefined, Number.isInteger(value) ? {} : { maximumSignificantDigits: 5 });
+const isFaint = (line) => line.style.split(" ").includes("faint");
 const group = (line) => (/^worker \d+$/.test(line.name) ? "each worker" : line.name.replace(/, raw$/, ""));
 
 function parts(style) {
@@ -113,7 +114,7 @@ function show(found) {
 
 class Plot {
   constructor(chart, before) {
-    this.chart = chart;
+    this.take(chart);
     this.isLog = shown.isLog;
     this.figure = document.createElement("figure");
     const title = document.createElement("figcaption");
@@ -163,6 +164,15 @@ class Plot {
     this.sight.observe(this.place);
   }
 
+  // uPlot goes through all places for each of its lines. The faint ones are many, and
+  // nothing is read from them: they are drawn behind it, each with its own points.
+  take(chart) {
+    this.chart = chart;
+    this.lines = chart.lines.filter((line) => !isFaint(line));
+    this.faint = chart.lines.filter(isFaint);
+    if (!this.lines.length) [this.lines, this.faint] = [this.faint, []];
+  }
+
   fits(chart, isLog) {
     const names = (one) => one.lines.map((line) => `${line.name}\n${line.style}`).join("\n");
     return isLog === this.isLog && names(chart) === names(this.chart);
@@ -170,7 +180,7 @@ class Plot {
 
   update(chart, hasOtherMarks) {
     if (chart === this.chart && !hasOtherMarks) return;
-    this.chart = chart;
+    this.take(chart);
     this.isStale = true;
     this.draw();
     this.drawTable();
@@ -187,7 +197,7 @@ class Plot {
   drawTable() {
     const old = this.table.querySelector(".wide");
     if (!this.table.open) { if (old) old.remove(); return; }
-    const lines = this.chart.lines.filter((line) => !parts(line.style).words.some((word) => word === "faint" || word === "raw"));
+    const lines = this.lines.filter((line) => !parts(line.style).words.includes("raw"));
     const table = document.createElement("table");
     row(table.createTHead(), "th", [shown.label, ...lines.map((line) => line.name)]);
     const body = table.createTBody();
@@ -207,7 +217,7 @@ class Plot {
   remove() { this.destroy(); this.figure.remove(); }
 
   data() {
-    return uPlot.join(this.chart.lines.map((line) => [line.x, line.y]));
+    return uPlot.join(this.lines.map((line) => [line.x, line.y]));
   }
 
   window() {
@@ -222,9 +232,9 @@ class Plot {
       stroke: () => colour("--quiet"), font: "12px system-ui, sans-serif",
       grid: { stroke: () => colour("--line"), width: 1 }, ticks: { stroke: () => colour("--line"), width: 1 }, ...more,
     });
-    const series = this.chart.lines.map((line) => {
+    const series = this.lines.map((line) => {
       const { at, dash, words } = parts(line.style);
-      const isBehind = words.includes("faint") || words.includes("raw");
+      const isBehind = words.includes("raw");
       return {
         label: line.name, stroke: () => colour(`--s${at}`), width: words.includes("bold") ? 2 : 1,
         alpha: isBehind ? 0.3 : 1, dash: dash ? dash.split(" ").map(Number) : undefined, spanGaps: true,
@@ -238,9 +248,11 @@ class Plot {
         x: { time: shown.x === "time", range: (_, low, high) => {
           const here = query();
           if (here.get("from") && here.get("to")) return [Number(here.get("from")), Number(here.get("to"))];
-          return low === high ? [low - 0.5, high + 0.5] : [low, high];
+          const first = Math.min(low, ...this.faint.map((line) => line.x[0]));
+          const last = Math.max(high, ...this.faint.map((line) => line.x[line.x.length - 1]));
+          return first === last ? [first - 0.5, last + 0.5] : [first, last];
         } },
-        y: { distr: this.isLog ? 3 : 1 },
+        y: { distr: this.isLog ? 3 : 1, range: (_, low, high) => this.range(low, high) },
       },
       axes: [axis({ label: shown.label, labelFont: "12px system-ui, sans-serif", labelSize: 20 }),
         axis({ size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : text(tick))) })],
@@ -252,9 +264,45 @@ class Plot {
       hooks: {
         setSelect: [(u) => { if (u.select.width > 4) this.select(u); }],
         setCursor: [(u) => this.read(u)],
+        drawAxes: [(u) => this.drawFaint(u)],
         draw: [(u) => this.drawMarks(u)],
       },
     };
+  }
+
+  // Lowest and highest y, that of the faint lines too.
+  range(low, high) {
+    const here = query();
+    const [from, to] = [Number(here.get("from") || -Infinity), Number(here.get("to") || Infinity)];
+    let [least, most] = [low === null ? Infinity : low, high === null ? -Infinity : high];
+    for (const line of this.shownFaint()) {
+      line.y.forEach((y, at) => {
+        if (line.x[at] < from || line.x[at] > to) return;
+        if (y < least) least = y;
+        if (y > most) most = y;
+      });
+    }
+    if (least > most) return [null, null];
+    return this.isLog ? uPlot.rangeLog(least, most, 10, false) : uPlot.rangeNum(least, most, 0.1, true);
+  }
+
+  shownFaint() { return this.faint.filter((line) => !hidden.has(group(line))); }
+
+  drawFaint(u) {
+    const { ctx, bbox } = u;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    ctx.globalAlpha = 0.3;
+    ctx.lineWidth = devicePixelRatio;
+    for (const line of this.shownFaint()) {
+      ctx.strokeStyle = colour(`--s${parts(line.style).at}`);
+      ctx.beginPath();
+      line.x.forEach((x, at) => ctx.lineTo(u.valToPos(x, "x", true), u.valToPos(line.y[at], "y", true)));
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 
   select(u) {
@@ -320,10 +368,9 @@ class Plot {
     // Reading by keys is announced; what the pointer or a change of the run writes is not.
     this.readout.setAttribute("aria-live", this.isByKey ? "polite" : "off");
     this.at = idx;
-    const values = this.chart.lines.flatMap((line, place) => {
-      const { words } = parts(line.style);
+    const values = this.lines.flatMap((line, place) => {
       const value = u.data[place + 1][nearest(u, place + 1, idx)];
-      if (words.includes("faint") || !u.series[place + 1].show || value === undefined || value === null) return [];
+      if (!u.series[place + 1].show || value === undefined || value === null) return [];
       return [`${line.name} ${text(value)}`];
     });
     const x = u.data[0][idx];
@@ -365,9 +412,10 @@ class Plot {
   }
 
   toggle(name) {
-    this.chart.lines.forEach((line, place) => {
+    this.lines.forEach((line, place) => {
       if (group(line) === name) this.uplot.setSeries(place + 1, { show: !hidden.has(name) });
     });
+    if (this.faint.some((line) => group(line) === name)) this.uplot.setData(this.data());
     for (const one of this.legend.querySelectorAll("button")) {
       if (one.dataset.group === name) one.setAttribute("aria-pressed", String(!hidden.has(name)));
     }
