@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -76,3 +78,30 @@ def test_only_later_segments_are_read(tmp_path: Path):
     for number in range(3):
         folder.write(segment_name(number), encode({"kind": "x", "at": number}))
     assert [event["at"] for event in read_events(folder, after=0)] == [1, 2]
+
+
+def as_json_reads_it(line: bytes) -> list[Any]:
+    try:
+        found = json.loads(line, parse_constant=lambda _: None)
+    except ValueError:
+        return []
+    return [found] if isinstance(found, dict) else []
+
+
+@given(some.dictionaries(some.text(), plain | some.floats()), some.booleans())
+def test_lines_are_read_as_json_reads_them(event: dict[str, Any], ascii: bool):
+    line = json.dumps(event, ensure_ascii=ascii).encode(errors="surrogatepass")
+    assert repr(list(decode(line))) == repr(as_json_reads_it(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"a":1e999}', b'{"a":-0,"b":-0.0}', b'{"a":"\\ud800"}', b'{"a":NaN}',
+        b'\xef\xbb\xbf{"a":1}', b'{"a":01}', b'{"a":1,}', b'{"a":"\x01"}', b'{"a":1',
+        b'{"a":1}\x00', b'{"a":1,"a":2}', b'{"a":%s}' % (b"[" * 300 + b"]" * 300),
+        b'{"a":0.1234567890123456789}', b'{"a":12345678901234567890123}', b"\xff{}",
+    ],
+)  # fmt: skip
+def test_odd_lines_are_read_as_json_reads_them(line: bytes):
+    assert repr(list(decode(line))) == repr(as_json_reads_it(line))

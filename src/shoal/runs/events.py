@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from pydantic_core import from_json
+
 from shoal.errors import DataError
 from shoal.runs.event_fields import Event as Event
 from shoal.runs.event_fields import check
@@ -68,11 +70,19 @@ def _lines(content: bytes) -> Iterator[tuple[int, Event]]:
     """Yields lines that are JSON objects, with their numbers."""
     for number, line in enumerate(content.splitlines(), 1):
         try:
-            event = json.loads(line, parse_constant=_no_number)
+            event = _parsed(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
             yield number, cast(Event, event)
+
+
+def _parsed(line: bytes) -> Any:
+    """Returns the value of a line of JSON."""
+    try:
+        return from_json(line, allow_inf_nan=False)  # in half the time of json
+    except ValueError:  # such as half a surrogate pair, which JSON allows
+        return json.loads(line, parse_constant=_no_number)
 
 
 def pack_exchanges(records: Sequence[Mapping[str, Any]]) -> Event:
