@@ -69,7 +69,6 @@ def test_a_run_is_resumed_once_however_often_it_is_asked(serving: Serving, root:
 @pytest.mark.parametrize(
     ("status", "form"),
     [
-        ("interrupted", {"workers": "-1"}), ("interrupted", {"workers": "--force"}),
         ("interrupted", {"verbose": "--force"}), ("interrupted", {"verbose": ""}),
         ("finished", {}), ("running", {}),
     ],
@@ -82,6 +81,25 @@ def test_a_run_that_cannot_be_resumed_starts_nothing(
     answer = served.post(f"/runs/runs/{run.id}/resume", form)
     assert answer.status == (409 if form else 303)
     assert serving.starter.of(run.url) is None
+    assert started(serving) == []
+
+
+@pytest.mark.parametrize("workers", ["-1", "--force", "two", "1-2-3", '"><b>' * 50])
+def test_a_wrong_number_of_workers_is_told_beside_its_field(
+    workers: str, serving: Serving, root: Path
+):
+    run = make_run(root, "fish", status="interrupted")
+    served = serving.start(root)
+    answer = served.post(f"/runs/runs/{run.id}/resume", {"workers": workers})
+    place = answer.headers["location"]
+    assert (answer.status, place.partition("#")[2]) == (303, "resume-workers")
+    page = served.ask(place.partition("#")[0])
+    assert page.status == 422
+    form = page.text.partition('id="resume"')[2].partition("</form>")[0]
+    assert "<details open>" in form
+    assert 'aria-invalid="true"' in form
+    assert f'value="{html.escape(workers[:100])}"'.replace("&quot;", "&#34;") in form
+    assert "Expected a number, min-max or auto" in form
     assert started(serving) == []
 
 

@@ -10,13 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from shoal.errors import DataError, ShoalError
+from shoal.errors import ConfigError, DataError, ShoalError
 from shoal.plan.variables import read_workers
 from shoal.runs.catalogue import refuse_running, remove_folder
 from shoal.runs.control import ask_stop, asking
 from shoal.runs.outlines import read_outline
 from shoal.ui.charts import number
 from shoal.ui.pages.compare import MOST_RUNS
+from shoal.ui.pages.run_parts import MOST_FIELD
 from shoal.ui.site import Site, unreadable
 
 MOST_CHOSEN = 1000
@@ -55,7 +56,11 @@ async def resume(site: Site, request: Request) -> Response:
     verbose = str(form.get("verbose", "2"))
     try:
         if workers:
-            read_workers("--workers", workers)
+            read_workers("workers", workers)
+    except ConfigError:  # the page of the run says why, beside the field
+        place = site.run_link(root, run, workers=workers[:MOST_FIELD])
+        return RedirectResponse(f"{place}#resume-workers", 303)
+    try:
         status = read_outline(folder).status
     except ShoalError as error:
         raise HTTPException(409, str(error)) from error

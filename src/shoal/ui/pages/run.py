@@ -22,12 +22,13 @@ def show_run(site: Site, request: Request) -> Response:
     """The page of a run."""
     folder = site.find(request.path_params["root"], request.path_params["run"])
     view = site.views.of(folder)
-    version = view.advance()
+    version, values = view.advance(), values_of(site, request, view)
     return site.render(
         "run.html",
+        422 if values["resume"]["wrong"] else 200,
         version=version,
         has_board=find_spec("tensorboard") is not None,
-        **values_of(site, request, view),
+        **values,
     )
 
 

@@ -7,6 +7,8 @@ from typing import Any, final
 
 from starlette.requests import Request
 
+from shoal.errors import ConfigError
+from shoal.plan.variables import read_workers
 from shoal.runs.control import StopRequest, read_stop
 from shoal.runs.folder import Folder
 from shoal.runs.reasons import split_reason
@@ -27,6 +29,8 @@ OF_FILES = frozenset({"nav", "plan", "files"})
 """Those that show what was found in the folder and the status, and nothing else."""
 PICTURES = "pictures"
 """The part that a page without uPlot has besides."""
+MOST_FIELD = 100
+"""Characters of a field that an address may fill."""
 MOST_WORKERS = 64
 """Workers whose time is shown in bars."""
 
@@ -57,6 +61,7 @@ def values_of(site: Site, request: Request, view: RunView) -> dict[str, Any]:
         "is_local": folder.is_local,
         "stop": _stop_of(folder, view),
         "program": _program_of(site, folder, view),
+        "resume": resume_of(request),
         "is_plain": has_pictures,
         "pictures": pictures_of(view, choice) if has_pictures else [],
         "axes": AXES,
@@ -107,6 +112,17 @@ def spent_of(view: RunView) -> list[tuple[int, list[tuple[str, float, float]]]]:
         for rank, parts in found
         if (total := sum(parts)) > 0
     ]
+
+
+def resume_of(request: Request) -> dict[str, str]:
+    """Returns what the form to resume holds, as its address says, and what is wrong."""
+    workers = request.query_params.get("workers", "").strip()[:MOST_FIELD]
+    try:
+        if workers:
+            read_workers("workers", workers)
+    except ConfigError as error:
+        return {"workers": workers, "wrong": str(error)}
+    return {"workers": workers, "wrong": ""}
 
 
 def _time_left(view: RunView) -> float | None:

@@ -18,6 +18,7 @@ from shoal.ui.curves import charts_of, marks_of
 from shoal.ui.pages.run_parts import Parts, is_plain
 from shoal.ui.pages.series import choice_of, series_text
 from shoal.ui.site import Site
+from shoal.ui.starting import Program
 from shoal.ui.watching import MOST_STREAMS
 
 BEAT_S = 15.0
@@ -52,6 +53,7 @@ class News:
         # One view for the whole stream: the site has another one after a removal.
         self.view = site.views.of(folder)
         self._last = last
+        self._program: Program | None = None
         self._code: int | str | None = None
         self._parts = Parts(site, request, self.view)
         self._charts: dict[str, str] = {}
@@ -63,7 +65,9 @@ class News:
             told: When a change was told, in monotonic seconds.
         """
         view = self.view
-        version, code = view.advance(told), self._code_now
+        version = view.advance(told)
+        self._program = self._site.starter.of(self._folder.url)
+        code = self._program.code if self._program else None
         if version == self._last and code == self._code:
             return ""
         self._last, self._code = version, code
@@ -85,16 +89,9 @@ class News:
         series = series_text(charts, marks, choice, self._charts)
         return f'{{"parts":{told},"series":{series}}}'
 
-    @property
-    def _code_now(self) -> int | str | None:
-        """Exit status of a program that resumes the run."""
-        program = self._site.starter.of(self._folder.url)
-        return program.code if program else None
-
     def most_wait_s(self, *, is_told: bool) -> float:
         """Returns seconds until the next look, if no change is told before."""
-        program = self._site.starter.of(self._folder.url)
-        if program is not None and program.code is None:
+        if self._program is not None and self._program.code is None:
             return LOOK_S  # its end is no change of a file
         if self.view.summary().status == "running":
             return WRITER_S if is_told else LOOK_S
