@@ -115,6 +115,27 @@ def test_status_of_a_run_that_is_over(shoal: Shoal, make_run: MakeRun):
     assert "worker 1  left: killed by SIGKILL" in text
 
 
+def test_runs_are_compared(shoal: Shoal, tmp_path: Path):
+    root, picture = tmp_path / "runs", tmp_path / "both.png"
+    ids: list[str] = []
+    for strategy, metrics in (("single", {"loss": 2.0}), ("adag", {"mae": 1.0})):
+        run = create(str(root), strategy)
+        run.event("run_started", strategy=strategy, setting=strategy, workers=1)
+        run.event("epoch_ended", epoch=0, metrics=metrics)
+        run.finish("finished")
+        ids.append(run.id)
+    rows = json.loads(shoal("runs", "compare", *ids, "--json", "--root", root).stdout)
+    assert [(row["run"], row["strategy"], row["seed"]) for row in rows] == [
+        (ids[0], "single", None), (ids[1], "adag", None),
+    ]  # fmt: skip
+    assert (rows[0]["loss"], rows[1]["mae"]) == (2.0, 1.0)
+    words = ["runs", "compare", *ids, "--root", root, "--plot", picture]
+    text = shoal(*words).stdout
+    for word in ("single", "adag", "loss", "mae", "samples_per_s"):
+        assert word in text
+    assert picture.stat().st_size > 1000
+
+
 def test_text_in_brackets_is_shown_as_it_is(shoal: Shoal, tmp_path: Path):
     """Rich would take them for markup."""
     with create(tmp_path / "shoal-runs", "x") as run:

@@ -29,11 +29,12 @@ def test_commands_of_pages_run_in_another_folder(
     own = f"/runs/{key}/{run.id}"
     found = [
         html.unescape(command)
-        for path in ("/", own, f"{own}/logs")
+        for path in ("/", own, f"{own}/logs", f"/compare?runs={key}/{run.id}")
         for command in COMMAND.findall(served.ask(path).text)
     ]
     assert [shlex.split(command)[1:3] for command in found] == [
         ["runs", "--root"], ["runs", "show"], ["runs", "status"], ["runs", "logs"],
+        ["runs", "compare"],
     ]  # fmt: skip
     for command in found:
         program, *words = shlex.split(command)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +36,7 @@ from shoal.runs.status import read_status
 from shoal.runs.store import model_file
 from shoal.runs.summary import LIST_FIELDS, RunSummary
 from shoal.terminal import one_line, say, say_output
+from shoal.training.comparison import Comparison, check_picture
 
 app = typer.Typer(help="Lists runs, shows one, prints its logs, removes old ones.")
 
@@ -203,6 +205,39 @@ def _place(pid: int, node: str) -> str:
 
 def _ordinal(number: int) -> str:
     return {2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+@app.command("compare")
+def compare_runs(
+    context: typer.Context,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...", help="Run ids, the beginnings of some, or paths or URLs."
+        ),
+    ],
+    plot: Annotated[
+        Path | None, typer.Option(help="File of the picture to draw.")
+    ] = None,
+    as_json: AsJson = False,
+    root: Root = None,
+) -> None:
+    """Compares runs that were trained already, in one table; each begins at 0.
+
+    The columns are those of `shoal compare`, which trains what it compares.
+    """
+    if plot:
+        check_picture(plot)
+    place = _root(context, root)
+    found = [read_summary(find_run(run, place)) for run in runs]
+    comparison = Comparison.of_runs(found)
+    rows = [
+        {"run": run.id, **row, "seed": run.seed}
+        for run, row in zip(found, comparison.rows, strict=True)
+    ]
+    (show_json if as_json else show_records)(rows)
+    if plot:
+        comparison.plot(plot)
 
 
 @app.command("logs")

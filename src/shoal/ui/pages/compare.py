@@ -70,6 +70,7 @@ def show_comparison(site: Site, request: Request) -> Response:
         left_out=left_out,
         most=MOST_RUNS,
         chosen=[f"{one.root}/{one.run.id}" for one in found],
+        command=site.command("runs", "compare", *(one.run.url for one in found)),
         columns=columns_of(runs, plans, [one.settings for one in found]),
         bars=bars_of(runs, plans, bar, seconds),
         bar=bar,
