@@ -266,7 +266,7 @@ def cloud(
     monkeypatch.setenv("HOME", str(tmp_path))
     _put_ssh(tmp_path, monkeypatch)
     found = Cloud(endpoint[1], endpoint[0], users["ann"], users["node"])
-    for name in ("capacity", "activities", "prices"):
+    for name in ("capacity", "activities", "prices", "closed"):
         (found.folder / name).unlink(missing_ok=True)
     _record_calls(found.called, monkeypatch)
     clock = Clock(now=lambda: found.slept, sleep=found.sleep)

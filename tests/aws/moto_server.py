@@ -3,7 +3,8 @@
 Started by a fixture with a folder, and perhaps an address to listen at; it prints its
 address, and ends when its standard input closes.
 `capacity` in its folder says how many instances may run, `activities` (JSON) what the
-groups tell about failed launches, `prices` (JSON) what an hour of a type costs.
+groups tell about failed launches, `prices` (JSON) what an hour of a type costs,
+`closed` (JSON) regions whose calls a policy of the organisation denies.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main(folder: Path, address: str = "127.0.0.1") -> None:
     _tell_activities(folder)
     _know_quotas()
     _tell_prices(folder)
+    _close_regions(folder)
     server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -141,6 +143,25 @@ def _tell_prices(folder: Path) -> None:
         start_response(
             "200 OK", [*sizes, ("Content-Type", "application/x-amz-json-1.1")]
         )
+        return [body]
+
+    DomainDispatcherApplication.__call__ = answered
+
+
+def _close_regions(folder: Path) -> None:
+    """Denies calls in the regions of `closed`."""
+    answer = DomainDispatcherApplication.__call__
+
+    def answered(self: Any, environ: Any, start_response: Any) -> Any:
+        signed = environ.get("HTTP_AUTHORIZATION", "")
+        if not any(f"/{one}/" in signed for one in _read(folder / "closed", [])):
+            return answer(self, environ, start_response)
+        body = (
+            b"<ErrorResponse><Error><Code>AccessDenied</Code><Message>with an explicit "
+            b"deny in a service control policy</Message></Error></ErrorResponse>"
+        )
+        headers = [("Content-Length", str(len(body))), ("Content-Type", "text/xml")]
+        start_response("403 Forbidden", headers)
         return [body]
 
     DomainDispatcherApplication.__call__ = answered

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -432,6 +435,12 @@ def test_stacks_of_other_machines_are_listed(
     [found] = json.loads(cloud.shoal(*words).stdout)
     assert not found["is_known"]
     assert "us-east-1" in cloud.shoal(*words[:-1]).output
+    cloud.write("closed", ["eu-west-1"])
+    done = cloud.shoal(*words)
+    assert (done.exit_code, json.loads(done.stdout)) == (1, [found])
+    assert "cloudformation:DescribeStacks in eu-west-1" in done.stderr
+    assert "explicit deny in a service control policy" in done.stderr
+    cloud.write("closed", [])
     done = cloud.shoal("cluster", "down", "prod", "--hosts", file)
     assert done.exit_code == 0, done.output
     assert "No cluster in any region" in cloud.shoal(*words[:-1]).output
@@ -465,6 +474,20 @@ def test_logs_are_there_while_nodes_boot_and_after_down(
     assert [node["instance"] for node in nodes] == [
         by_name[alias] for alias in ("prod-master", "prod-worker1", "prod-worker2")
     ]
+    words = [sys.executable, "-m", "shoal", "cluster", "logs", "prod", "2", "-f"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        last = by_name["prod-worker2"]
+        began = [following.stdout.readline() for _ in range(2)]
+        assert began[0] == f"{last} boot.log: prod-worker2 boots\n"
+        cloud.client("s3").put_object(
+            Bucket=str(state.facts["bucket"]), Body=b"prod-worker2 boots\nready\nup\nh",
+            Key=f"clusters/prod/{state.id}/logs/{last}/boot.log",
+        )  # fmt: skip
+        assert following.stdout.readline() == f"{last} boot.log: up\n"
+        following.send_signal(signal.SIGINT)
+        assert following.stdout.read() == ""
+        assert following.wait() == 130
     assert cloud.shoal("cluster", "down", "prod").exit_code == 0
     done = cloud.shoal("cluster", "logs", "prod")
     assert (done.exit_code, "unknown cluster" in done.output) == (2, True)
@@ -503,6 +526,23 @@ def test_what_cannot_work_is_told_before_money(
     file.write_text(json.dumps(told))
     done = cloud.shoal("cluster", "up", file)
     assert done.exit_code != 0
+    assert said in done.output
+    assert "cloudformation:CreateStack" not in cloud.called
+
+
+def test_a_bucket_of_another_region_is_told_before_money(
+    cloud: Cloud, file: Path
+) -> None:
+    cloud.client("s3").create_bucket(
+        Bucket="shoal-elsewhere",
+        CreateBucketConfiguration={"LocationConstraint": "eu-west-1"},
+    )
+    told = json.loads(file.read_text())
+    told["storage"] = {**told.get("storage", {}), "bucket": "shoal-elsewhere"}
+    file.write_text(json.dumps(told))
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code != 0
+    said = "the bucket shoal-elsewhere is in eu-west-1, and the cluster in us-east-1"
     assert said in done.output
     assert "cloudformation:CreateStack" not in cloud.called
 
