@@ -27,10 +27,11 @@ TENSORBOARD = """
 from pathlib import Path
 train(keras.callbacks.TensorBoard("board", update_freq=5, histogram_freq=1))
 assert list(Path("board").glob("train/events.out.*"))
-model.export("exported", verbose=False)
-import tensorflow as tf
-loaded = tf.saved_model.load("exported")
-assert np.allclose(loaded.serve(x[:8]), model.predict(x[:8], verbose=0), atol=1e-5)
+if keras.backend.backend() != "torch":  # Keras cannot export a Sequential there
+    model.export("exported", verbose=False)
+    import tensorflow as tf
+    loaded = tf.saved_model.load("exported")
+    assert np.allclose(loaded.serve(x[:8]), model.predict(x[:8], verbose=0), atol=1e-5)
 """
 
 WANDB = """

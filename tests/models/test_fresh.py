@@ -66,7 +66,9 @@ def test_all_zero_leaves_initializers_of_the_users_alone() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32"])
 def test_narrow_and_whole_numbers(dtype: str) -> None:
     with plain_constants():
-        variable = keras.Variable(keras.initializers.Ones(), shape=(2,), dtype=dtype)
+        variable = keras.Variable(
+            keras.initializers.Ones(), shape=(2,), dtype=dtype, trainable=False
+        )
     assert variable.dtype == dtype
     assert variable.numpy().tolist() == [1, 1]
 

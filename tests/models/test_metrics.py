@@ -326,6 +326,8 @@ def test_subclass_needs_predictions() -> None:
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "IoU": {"num_classes": 2, "target_class_ids": [1]},
     "BinaryIoU": {},
+    "TopKCategoricalAccuracy": {"k": 2},
+    "SparseTopKCategoricalAccuracy": {"k": 2},
     "MeanIoU": {"num_classes": 2},
     "OneHotIoU": {"num_classes": 3, "target_class_ids": [1]},
     "OneHotMeanIoU": {"num_classes": 3},
