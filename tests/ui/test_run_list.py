@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from shoal.runs.catalogue import run_ids
 from shoal.runs.folder import Folder
 from shoal.runs.store import create
 from shoal.runs.writer import LOCK
+from shoal.ui import waiting
 from shoal.ui.pages import list_changes
 from tests.ui.conftest import Served, Serving, Stream, make_run
 
@@ -33,8 +35,12 @@ class Away(MemoryFileSystem):
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     is_away = False
+    answers: ClassVar[threading.Event] = threading.Event()
+    asked = 0
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        Away.asked += 1
+        assert Away.answers.wait(60)
         if Away.is_away:
             raise RuntimeError("no answer from <endpoint>")
         return super().ls(path, detail=detail, **options)
@@ -45,7 +51,9 @@ def away() -> Iterator[str]:
     """The URL of a root on it."""
     fsspec.register_implementation("away", Away, clobber=True)
     Away.store.clear()
+    Away.answers.set()
     yield "away://bucket/runs"
+    Away.answers.set()
     Away.is_away = False
 
 
@@ -87,6 +95,34 @@ def test_a_root_that_cannot_be_read_hides_no_other(
     assert answer.status == 409
     assert f"{away} cannot be read" in answer.text
     Away.is_away = False
+    assert shown(served.ask("/").text) == ["eel", "cod"]
+
+
+def test_a_root_that_does_not_answer_holds_up_no_other(
+    serving: Serving, root: Path, away: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(waiting, "LIMIT_S", 0.05)
+    monkeypatch.setattr(list_changes, "REST_S", 0.05)
+    make_run(root, "cod")
+    far = make_run(away, "eel")
+    served = serving.start(root, further=[away])
+    key = list(served.site.roots)[1]
+    Away.answers.clear()
+    Away.asked = 0
+    for _ in range(3):
+        text = html.unescape(served.ask("/").text)
+        assert shown(text) == ["cod"]
+        assert f"{away} has not answered within 0.05 s" in text
+        assert "cannot be read" not in text
+    assert Away.asked == 1
+    stream = Stream(served, "/events")
+    assert stream.next()["event"] == "begun"
+    Away.answers.set()
+    assert json.loads(stream.next()["data"])["new"] == [f"{key}/{far.id}"]
+    stream.close()
+    late = served.site.calls.begin(("rows", key), lambda: ([], True))
+    late.result(None)
+    monkeypatch.setattr(waiting, "LIMIT_S", 60.0)
     assert shown(served.ask("/").text) == ["eel", "cod"]
 
 

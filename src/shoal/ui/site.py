@@ -24,10 +24,12 @@ from shoal.runs.folder import Folder
 from shoal.runs.outlines import OutlineCache
 from shoal.runs.summary import RunSummary
 from shoal.terminal import one_line, plain, without_colours
+from shoal.ui import waiting
 from shoal.ui.charts import number
 from shoal.ui.guard import Access
 from shoal.ui.live import Views
 from shoal.ui.starting import Starter
+from shoal.ui.waiting import Calls
 from shoal.ui.watching import Watcher
 
 HERE = Path(__file__).parent
@@ -85,6 +87,7 @@ class Site:
         sizes: Root and id of a run -> its state, and its bytes then.
         rows: Root and id of a run -> its outline and bytes, and its row in the list.
         outlines: Name of a root -> what is remembered of its runs.
+        calls: Calls of storages that may be late.
     """
 
     roots: Mapping[str, Root]
@@ -103,6 +106,7 @@ class Site:
         default_factory=dict[tuple[str, str], tuple[RunSummary, int | None, str]]
     )
     outlines: dict[str, OutlineCache] = field(default_factory=dict[str, OutlineCache])
+    calls: Calls = field(default_factory=Calls)
 
     def link(self, path: str, **query: object) -> str:
         """Returns the address of a page, the only way in which one is made."""
@@ -121,6 +125,11 @@ class Site:
     def command(self, *words: str) -> str:
         """Returns a command of `shoal` to copy, for any folder of a terminal."""
         return clean(shlex.join(["shoal", *words]))
+
+    @property
+    def limit_s(self) -> float | None:
+        """Seconds that a page waits for a storage; None where it is the only root."""
+        return waiting.LIMIT_S if len(self.roots) > 1 else None
 
     def find(self, key: str, run: str) -> Folder:
         """Returns the folder of a run that an address names.
@@ -168,6 +177,15 @@ def unreadable(root: Root, error: Exception) -> str:
         f"{root.folder.url} cannot be read: {what} Expected a folder or a bucket that "
         "can be reached and that this user may read. Check its name, your rights and "
         "the network, then reload this page; or start shoal ui with another --root."
+    )
+
+
+def late(root: Root) -> str:
+    """Returns that a root has not answered yet, and what to do."""
+    return (
+        f"{root.folder.url} has not answered within {waiting.LIMIT_S:g} s, so its runs "
+        "are missing here. Expected a storage that can be reached. Reload this page in a "
+        "moment: it is still being read. If it stays so, check the network."
     )
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import anyio
@@ -51,7 +51,7 @@ async def stream_list(site: Site, request: Request) -> Response:
         roots = list(site.roots.values())
         async with site.watcher.watching([root.folder for root in roots]) as waker:
             woken, at = waker.woken, time.time()
-            known = await anyio.to_thread.run_sync(_listed, roots, Known())
+            known = await anyio.to_thread.run_sync(_listed, site, Known())
             looked = said = time.monotonic()
             is_exact = all(root.folder.is_local for root in roots)
             since = float(asked) if _TIME.fullmatch(asked) else at
@@ -66,7 +66,7 @@ async def stream_list(site: Site, request: Request) -> Response:
                 if is_woken or time.monotonic() - looked >= look_s:
                     woken, at = waker.woken, time.time()
                     look = _looked if waker.is_told and not is_woken else _listed
-                    found = await anyio.to_thread.run_sync(look, roots, known)
+                    found = await anyio.to_thread.run_sync(look, site, known)
                     looked = time.monotonic()
                     news, known = _news(known, found), found
                     if any(news.values()):
@@ -109,15 +109,23 @@ def _news(known: Known, found: Known) -> Mapping[str, list[str]]:
     }
 
 
-def _listed(roots: Sequence[Root], known: Known) -> Known:
+def _listed(site: Site, known: Known) -> Known:
     """Lists all runs; those of a root that cannot be read now are as they were."""
     found = Known()
+    roots = list(site.roots.values())
+    calls = {
+        root.key: site.calls.begin(("names", root.key), root.folder.names)
+        for root in roots
+        if not root.folder.is_local
+    }
     for root in roots:
         try:
-            if root.folder.is_local:
+            call = calls.get(root.key)
+            if call is None:
                 names = run_ids(root.folder.url)
             else:  # a look at each of them would be a request each
-                names = [n for n in root.folder.names() if not n.startswith(".")]
+                listed = call.result(site.limit_s)
+                names = [name for name in listed if not name.startswith(".")]
         except Exception:  # a file system of fsspec may raise anything
             own = f"{root.key}/"
             found |= {name: at for name, at in known.items() if name.startswith(own)}
@@ -126,10 +134,10 @@ def _listed(roots: Sequence[Root], known: Known) -> Known:
     return found
 
 
-def _looked(roots: Sequence[Root], known: Known) -> Known:
+def _looked(site: Site, known: Known) -> Known:
     """Looks at the runs that are known, on local disks: of others nothing is told."""
     found = Known()
-    for root in roots:
+    for root in site.roots.values():
         own = f"{root.key}/"
         names = [name.removeprefix(own) for name in known if name.startswith(own)]
         found |= _times(root, names)

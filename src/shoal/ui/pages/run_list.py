@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 from markupsafe import Markup
@@ -17,7 +18,8 @@ from shoal.errors import ShoalError
 from shoal.runs.catalogue import MOST_READS, outlines_in
 from shoal.runs.outlines import read_outline
 from shoal.runs.summary import RunSummary
-from shoal.ui.site import Site, unreadable
+from shoal.ui.site import Root, Site, late, unreadable
+from shoal.ui.waiting import LateError
 
 MOST_ROWS = 1000
 """Rows of a page."""
@@ -116,19 +118,35 @@ def read_rows(site: Site) -> Listed:
     rows: list[Row] = []
     missing: list[str] = []
     unread: list[str] = []
+    calls = {
+        root.key: site.calls.begin(("rows", root.key), partial(_rows_in, site, root))
+        for root in site.roots.values()
+        if not root.folder.is_local
+    }
     for root in site.roots.values():
         try:
-            found = outlines_in(root.folder, site.outlines_of(root))
-            rows += [row_of(site, root.key, run) for run in found]
-            if not root.folder.exists():
+            call = calls.get(root.key)
+            found, is_there = (
+                call.result(site.limit_s) if call else _rows_in(site, root)
+            )
+            rows += found
+            if not is_there:
                 missing.append(
                     f"{root.folder.url} does not exist yet. It appears with its first "
                     "run; if you expected runs there, start shoal ui with another "
                     "--root."
                 )
+        except LateError:
+            unread.append(late(root))
         except Exception as error:  # a file system of fsspec may raise anything
             unread.append(unreadable(root, error))
     return Listed(rows=rows, missing=missing, unread=unread)
+
+
+def _rows_in(site: Site, root: Root) -> tuple[list[Row], bool]:
+    """Returns the runs of a root, and whether its folder exists."""
+    found = outlines_in(root.folder, site.outlines_of(root))
+    return [row_of(site, root.key, run) for run in found], root.folder.exists()
 
 
 def row_of(site: Site, root: str, run: RunSummary, *, has_time: bool = False) -> Row:
