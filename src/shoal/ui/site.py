@@ -184,8 +184,8 @@ def late(root: Root) -> str:
     """Returns that a root has not answered yet, and what to do."""
     return (
         f"{root.folder.url} has not answered within {waiting.LIMIT_S:g} s, so its runs "
-        "are missing here. Expected a storage that can be reached. Reload this page in a "
-        "moment: it is still being read. If it stays so, check the network."
+        "are missing here. Expected a storage that can be reached. It is still being "
+        "read: reload this page in a moment. If it stays so, check the network."
     )
 
 
