@@ -117,6 +117,7 @@ class Reader:
         own = Path(sys.executable).parent
         self._variables = {
             "BROWSER": "true", "PYTHONUNBUFFERED": "1",
+            "KERAS_BACKEND": "jax",  # as part 1 has it set
             "PATH": f"{own}:{os.environ['PATH']}", **(variables or {}),
         }  # fmt: skip
         self._replaced = replaced or {}
