@@ -63,6 +63,7 @@ def observe(model, x, y):
             keras.ops.convert_to_numpy(p) for p in keras.tree.flatten(model(x))
         ],
     }
+    keras.utils.set_random_seed(1)  # PyTorch's own draws dropout without a layer's seed
     if not hasattr(model, "no_steps"):
         steps = [model.train_on_batch(x, y, return_dict=True) for _ in range(2)]
     else:
