@@ -294,9 +294,10 @@ class Plot {
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
-    ctx.globalAlpha = 0.3;
+    const lines = this.shownFaint();
+    ctx.globalAlpha = Math.min(0.3, Math.max(0.1, 3 / lines.length)); // many are a cloud
     ctx.lineWidth = devicePixelRatio;
-    for (const line of this.shownFaint()) {
+    for (const line of lines) {
       ctx.strokeStyle = colour(`--s${parts(line.style).at}`);
       ctx.beginPath();
       line.x.forEach((x, at) => ctx.lineTo(u.valToPos(x, "x", true), u.valToPos(line.y[at], "y", true)));
