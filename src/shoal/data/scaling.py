@@ -85,7 +85,7 @@ def adapt(  # noqa: PLR0913 - what fit takes about files and streams
         >>> _ = pathlib.Path("a.csv").write_text("size,age\n1,10\n3,10\n5,40\n")
         >>> layer = keras.layers.Normalization()
         >>> shoal.data.adapt(layer, "a.csv", features=["size", "age"])
-        >>> layer.mean.tolist(), np.round(layer.variance, 3).tolist()
+        >>> np.asarray(layer.mean).tolist(), np.round(layer.variance, 3).tolist()
         ([[3.0, 20.0]], [[2.6670000553131104, 200.0]])
     """
     _check(layer, workers)

@@ -59,14 +59,16 @@ def batches(
         is_input: Whether to yield x alone, as for `model.predict`.
     """
     keras: Any = import_module("keras")
-    reader, bounds = ReadAhead(source), edges(source, rows, batch_size)
+    # TensorFlow keeps what a dataset calls until the process ends: this list is what
+    # stays, and not the rows.
+    readers, bounds = [ReadAhead(source)], edges(source, rows, batch_size)
 
     class Batches(keras.utils.PyDataset):
         def __len__(self) -> int:
             return len(bounds) - 1
 
         def __getitem__(self, index: int) -> Batch:
-            found = take_forwards(reader, bounds[index], bounds[index + 1])
+            found = take_forwards(readers[0], bounds[index], bounds[index + 1])
             if is_input:
                 return keras.utils.unpack_x_y_sample_weight(found)[0]
             return found if isinstance(found, tuple) else (found,)
@@ -74,4 +76,4 @@ def batches(
     try:
         yield Batches()
     finally:
-        reader.close()
+        readers.pop().close()
