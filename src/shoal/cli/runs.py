@@ -235,7 +235,13 @@ def compare_runs(
         {"run": run.id, **row, "seed": run.seed}
         for run, row in zip(found, comparison.rows, strict=True)
     ]
-    (show_json if as_json else show_records)(rows)
+    if as_json:
+        show_json(rows)
+    else:  # a seed is a name, no quantity
+        seeds = ["" if row["seed"] is None else str(row["seed"]) for row in rows]
+        show_records(
+            [{**row, "seed": seed} for row, seed in zip(rows, seeds, strict=True)]
+        )
     if plot:
         comparison.plot(plot)
 
