@@ -56,6 +56,15 @@ def fed(batches: Iterator[Any], epochs: range = range(3), **more: Any) -> FedSou
     return found
 
 
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary files go where no test beside these puts some."""
+    own = tmp_path / "temporary"
+    own.mkdir()
+    monkeypatch.setenv("TMPDIR", str(own))
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+
+
 def spools() -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob("shoal-spool-*"))
 
