@@ -23,7 +23,7 @@ from shoal.runs.catalogue import run_ids
 from shoal.runs.folder import Folder
 from shoal.runs.store import create
 from shoal.runs.writer import LOCK
-from shoal.ui import waiting
+from shoal.ui import storage_calls
 from shoal.ui.pages import list_changes
 from tests.ui.conftest import Served, Serving, Stream, make_run
 
@@ -101,7 +101,7 @@ def test_a_root_that_cannot_be_read_hides_no_other(
 def test_a_root_that_does_not_answer_holds_up_no_other(
     serving: Serving, root: Path, away: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(waiting, "LIMIT_S", 0.05)
+    monkeypatch.setattr(storage_calls, "LIMIT_S", 0.05)
     monkeypatch.setattr(list_changes, "REST_S", 0.05)
     make_run(root, "cod")
     far = make_run(away, "eel")
@@ -122,7 +122,7 @@ def test_a_root_that_does_not_answer_holds_up_no_other(
     stream.close()
     late = served.site.calls.begin(("rows", key), lambda: ([], True))
     late.result(None)
-    monkeypatch.setattr(waiting, "LIMIT_S", 60.0)
+    monkeypatch.setattr(storage_calls, "LIMIT_S", 60.0)
     assert shown(served.ask("/").text) == ["eel", "cod"]
 
 

@@ -231,17 +231,15 @@ def compare_runs(
     place = _root(context, root)
     found = [read_summary(find_run(run, place)) for run in runs]
     comparison = Comparison.of_runs(found)
-    rows = [
-        {"run": run.id, **row, "seed": run.seed}
-        for run, row in zip(found, comparison.rows, strict=True)
+    # A seed is a name: a table would give it thousands separators.
+    seeds = [
+        run.seed if as_json or run.seed is None else str(run.seed) for run in found
     ]
-    if as_json:
-        show_json(rows)
-    else:  # a seed is a name, no quantity
-        seeds = ["" if row["seed"] is None else str(row["seed"]) for row in rows]
-        show_records(
-            [{**row, "seed": seed} for row, seed in zip(rows, seeds, strict=True)]
-        )
+    rows = [
+        {"run": run.id, **row, "seed": seed}
+        for run, row, seed in zip(found, comparison.rows, seeds, strict=True)
+    ]
+    (show_json if as_json else show_records)(rows)
     if plot:
         comparison.plot(plot)
 

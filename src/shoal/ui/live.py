@@ -236,7 +236,7 @@ class RunView:
             rows=rows,
             loss=column("loss", math.nan),
             rank=ranks,
-            staleness=np.minimum(2**31 - 1, column("staleness")),
+            staleness=np.clip(column("staleness"), 0, 2**31 - 1),
         )
         self._total += int(rows.sum())
         spent = np.stack([column(name) for name in SPENT])

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader
@@ -24,13 +25,15 @@ from shoal.runs.folder import Folder
 from shoal.runs.outlines import OutlineCache
 from shoal.runs.summary import RunSummary
 from shoal.terminal import one_line, plain, without_colours
-from shoal.ui import waiting
+from shoal.ui import storage_calls
 from shoal.ui.charts import number
 from shoal.ui.guard import Access
 from shoal.ui.live import Views
 from shoal.ui.starting import Starter
-from shoal.ui.waiting import Calls
+from shoal.ui.storage_calls import Calls
 from shoal.ui.watching import Watcher
+
+T = TypeVar("T")
 
 HERE = Path(__file__).parent
 _CSS, _JS = "text/css; charset=utf-8", "text/javascript; charset=utf-8"
@@ -126,10 +129,28 @@ class Site:
         """Returns a command of `shoal` to copy, for any folder of a terminal."""
         return clean(shlex.join(["shoal", *words]))
 
-    @property
-    def limit_s(self) -> float | None:
-        """Seconds that a page waits for a storage; None where it is the only root."""
-        return waiting.LIMIT_S if len(self.roots) > 1 else None
+    def ask_roots(
+        self, kind: str, call: Callable[[Root], T]
+    ) -> list[tuple[Root, Callable[[], T]]]:
+        """Asks all roots the same; those on storages at once, in threads.
+
+        Args:
+            kind: What is asked, "rows" or "names".
+            call: Asks one root.
+
+        Returns:
+            Each root, and a function that returns or raises its answer. It raises
+            `LateError` for a storage that is late, unless there is no other root.
+        """
+        limit_s = storage_calls.LIMIT_S if len(self.roots) > 1 else None
+
+        def begun(root: Root) -> Callable[[], T]:
+            asked = partial(call, root)
+            if root.folder.is_local:
+                return asked
+            return partial(self.calls.begin((kind, root.key), asked).result, limit_s)
+
+        return [(root, begun(root)) for root in self.roots.values()]
 
     def find(self, key: str, run: str) -> Folder:
         """Returns the folder of a run that an address names.
@@ -183,9 +204,10 @@ def unreadable(root: Root, error: Exception) -> str:
 def late(root: Root) -> str:
     """Returns that a root has not answered yet, and what to do."""
     return (
-        f"{root.folder.url} has not answered within {waiting.LIMIT_S:g} s, so its runs "
-        "are missing here. Expected a storage that can be reached. It is still being "
-        "read: reload this page in a moment. If it stays so, check the network."
+        f"{root.folder.url} has not answered within {storage_calls.LIMIT_S:g} s, so "
+        "its runs are missing here. Expected a storage that can be reached. It is "
+        "still being read: reload this page in a moment. If it stays so, check the "
+        "network."
     )
 
 

@@ -112,26 +112,22 @@ def _news(known: Known, found: Known) -> Mapping[str, list[str]]:
 def _listed(site: Site, known: Known) -> Known:
     """Lists all runs; those of a root that cannot be read now are as they were."""
     found = Known()
-    roots = list(site.roots.values())
-    calls = {
-        root.key: site.calls.begin(("names", root.key), root.folder.names)
-        for root in roots
-        if not root.folder.is_local
-    }
-    for root in roots:
+    for root, answer in site.ask_roots("names", _names_in):
         try:
-            call = calls.get(root.key)
-            if call is None:
-                names = run_ids(root.folder.url)
-            else:  # a look at each of them would be a request each
-                listed = call.result(site.limit_s)
-                names = [name for name in listed if not name.startswith(".")]
+            names = answer()
         except Exception:  # a file system of fsspec may raise anything
             own = f"{root.key}/"
             found |= {name: at for name, at in known.items() if name.startswith(own)}
         else:
             found |= _times(root, names)
     return found
+
+
+def _names_in(root: Root) -> list[str]:
+    if root.folder.is_local:
+        return run_ids(root.folder.url)
+    # On a storage a look at each of them would be a request each.
+    return [name for name in root.folder.names() if not name.startswith(".")]
 
 
 def _looked(site: Site, known: Known) -> Known:

@@ -19,7 +19,7 @@ from shoal.runs.catalogue import MOST_READS, outlines_in
 from shoal.runs.outlines import read_outline
 from shoal.runs.summary import RunSummary
 from shoal.ui.site import Root, Site, late, unreadable
-from shoal.ui.waiting import LateError
+from shoal.ui.storage_calls import LateError
 
 MOST_ROWS = 1000
 """Rows of a page."""
@@ -118,17 +118,9 @@ def read_rows(site: Site) -> Listed:
     rows: list[Row] = []
     missing: list[str] = []
     unread: list[str] = []
-    calls = {
-        root.key: site.calls.begin(("rows", root.key), partial(_rows_in, site, root))
-        for root in site.roots.values()
-        if not root.folder.is_local
-    }
-    for root in site.roots.values():
+    for root, answer in site.ask_roots("rows", partial(_rows_in, site)):
         try:
-            call = calls.get(root.key)
-            found, is_there = (
-                call.result(site.limit_s) if call else _rows_in(site, root)
-            )
+            found, is_there = answer()
             rows += found
             if not is_there:
                 missing.append(

@@ -1,4 +1,4 @@
-"""Waits a limited time for storages, so that one that is away holds up no other."""
+"""Calls of storages that are waited for a limited time: none holds up another one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Call(Generic[T]):
     def _run(self) -> None:
         try:
             self.future.set_result(self.call())
-        except BaseException as error:
+        except BaseException as error:  # `result` raises it in the thread that asks
             self.future.set_exception(error)
 
 
