@@ -63,7 +63,9 @@ def observe(model, x, y):
             keras.ops.convert_to_numpy(p) for p in keras.tree.flatten(model(x))
         ],
     }
-    keras.utils.set_random_seed(1)  # PyTorch's own draws dropout without a layer's seed
+    if keras.backend.backend() == "torch":  # its own seed draws dropout of a layer
+        import torch
+        torch.manual_seed(1)  # Keras' own function imports TensorFlow
     if not hasattr(model, "no_steps"):
         steps = [model.train_on_batch(x, y, return_dict=True) for _ in range(2)]
     else:
