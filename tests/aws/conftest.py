@@ -36,6 +36,9 @@ OUTSIDE = (
     "AWS_SHARED_CREDENTIALS_FILE", "AWS_REGION", "AWS_DEFAULT_REGION",
 )  # fmt: skip
 
+LACKING = ("ec2:CreateVpc", "ec2:RunInstances")
+"""What the user `bob` may not do, of what the policy of a caller allows."""
+
 AGENT_S = 15.0
 """Seconds between two turns of an agent."""
 
@@ -75,8 +78,7 @@ class Cloud:
 
     folder: Path
     endpoint: str
-    credentials: dict[str, str]
-    node: dict[str, str] = field(default_factory=dict[str, str])
+    users: dict[str, dict[str, str]]
     agents: dict[str, Agent] = field(default_factory=dict[str, Agent])
     called: list[str] = field(default_factory=list[str])
     clients: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -84,6 +86,10 @@ class Cloud:
     denied: list[str] = field(default_factory=list[str])
     boots: Callable[[Any], str] = lambda instance: "ready"
     slept: float = 0.0
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        return self.users["ann"]
 
     def write(self, name: str, value: Any) -> None:
         (self.folder / name).write_text(json.dumps(value))
@@ -105,12 +111,16 @@ class Cloud:
 
     def give_profile(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Moves the credentials from the environment to a profile."""
-        path = Path(os.environ["HOME"]) / "credentials"
-        lines = [f"{key} = {value}" for key, value in self.credentials.items()]
-        path.write_text("\n".join([f"[{name}]", *lines, ""]))
-        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", self.log_in(name))
         for key in self.credentials:
             monkeypatch.delenv(key.upper())
+
+    def log_in(self, name: str, whose: str = "ann") -> str:
+        """Writes credentials of a user to a profile; returns the file's path."""
+        path = Path(os.environ["HOME"]) / "credentials"
+        lines = [f"{key} = {value}" for key, value in self.users[whose].items()]
+        path.write_text("\n".join([f"[{name}]", *lines, ""]))
+        return str(path)
 
     def state(self) -> ClusterState:
         return ClusterStore(os.environ["SHOAL_CLUSTERS"]).get("prod")
@@ -158,7 +168,9 @@ class Cloud:
         """In the place of the AWS command line on a node."""
         try:
             return command_line.run(
-                lambda service: self._client(service, self.node), list(words), content
+                lambda service: self._client(service, self.users["node"]),
+                list(words),
+                content,
             )
         except ClientError as error:
             if error.response["Error"]["Code"] != "NoSuchKey":
@@ -168,7 +180,8 @@ class Cloud:
     def boot(self) -> None:
         """Writes what nodes that have come say."""
         state = self.state()
-        bucket, s3 = str(state.facts["bucket"]), self.client("s3")
+        bucket = str(state.facts["bucket"])
+        s3 = self._client("s3", self.users["node"])
         for one in self.instances():
             tags = {tag["Key"]: tag["Value"] for tag in one["Tags"]}
             told = {
@@ -198,7 +211,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pa
     script = Path(__file__).with_name("moto_server.py")
     variables = {
         **os.environ,
-        "INITIAL_NO_AUTH_ACTION_COUNT": "6",
+        "INITIAL_NO_AUTH_ACTION_COUNT": "10",
         "MOTO_IAM_LOAD_MANAGED_POLICIES": "true",
     }
     with subprocess.Popen(
@@ -222,10 +235,16 @@ def users(endpoint: tuple[str, Path]) -> dict[str, dict[str, str]]:
     for one in of_caller:
         if one["Sid"] == "Bucket":
             one["Action"].append("s3:HeadBucket")  # moto's name; AWS's is ListBucket
+    weaker = [dict(one) for one in of_caller]
+    for one in weaker:
+        if one["Sid"] == "Make":
+            one["Action"] = [name for name in one["Action"] if name not in LACKING]
     found = {
         "node": _put_user(iam, "node", node_statements("shoal-*")),
         "ann": _put_user(iam, "ann", of_caller),
+        "bob": _put_user(iam, "bob", weaker),
     }
+    found["ann again"] = _key(iam, "ann")
     iam.close()
     return found
 
@@ -233,13 +252,18 @@ def users(endpoint: tuple[str, Path]) -> dict[str, dict[str, str]]:
 def _put_user(iam: Any, name: str, statements: list[Any]) -> dict[str, str]:
     """Makes a user who may do what a policy says; moto checks that."""
     iam.create_user(UserName=name)
-    made = iam.create_access_key(UserName=name)["AccessKey"]
     for one in statements:
         one.pop("Condition", None)  # moto knows the resources of S3's calls alone
         if "s3:" not in str(one["Action"]):
             one["Resource"] = "*"
     policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
     iam.put_user_policy(UserName=name, PolicyName="shoal", PolicyDocument=policy)
+    return _key(iam, name)
+
+
+def _key(iam: Any, name: str) -> dict[str, str]:
+    """Makes another access key of a user."""
+    made = iam.create_access_key(UserName=name)["AccessKey"]
     return {
         "aws_access_key_id": made["AccessKeyId"],
         "aws_secret_access_key": made["SecretAccessKey"],
@@ -256,6 +280,7 @@ def cloud(
     """A cloud without a cluster of ours, as the command line sees it."""
     for name in OUTSIDE:
         monkeypatch.delenv(name, raising=False)
+    users = dict(users)  # a test changes them
     for name, value in users["ann"].items():
         monkeypatch.setenv(name.upper(), value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint[0])
@@ -265,8 +290,8 @@ def cloud(
     monkeypatch.setenv("SHOAL_CLUSTERS", str(tmp_path / "known"))
     monkeypatch.setenv("HOME", str(tmp_path))
     _put_ssh(tmp_path, monkeypatch)
-    found = Cloud(endpoint[1], endpoint[0], users["ann"], users["node"])
-    for name in ("capacity", "activities", "prices", "closed"):
+    found = Cloud(endpoint[1], endpoint[0], users)
+    for name in ("capacity", "activities", "prices", "closed", "expired"):
         (found.folder / name).unlink(missing_ok=True)
     _record_calls(found.called, monkeypatch)
     clock = Clock(now=lambda: found.slept, sleep=found.sleep)

@@ -4,7 +4,8 @@ Started by a fixture with a folder, and perhaps an address to listen at; it prin
 address, and ends when its standard input closes.
 `capacity` in its folder says how many instances may run, `activities` (JSON) what the
 groups tell about failed launches, `prices` (JSON) what an hour of a type costs,
-`closed` (JSON) regions whose calls a policy of the organisation denies.
+`closed` (JSON) regions whose calls a policy of the organisation denies, `expired`
+(JSON) access keys whose session has ended.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from moto.autoscaling import models as groups
 from moto.autoscaling import responses as group_answers
 from moto.core.common_models import CloudFormationModel
 from moto.core.responses import ActionResult
+from moto.core.utils import camelcase_to_underscores
+from moto.ec2 import responses as ec2
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.secretsmanager.models import secretsmanager_backends
 from moto.server import ThreadedMotoServer  # pyright: ignore[reportAttributeAccessIssue]
@@ -33,6 +36,8 @@ def main(folder: Path, address: str = "127.0.0.1") -> None:
     _know_quotas()
     _tell_prices(folder)
     _close_regions(folder)
+    _end_sessions(folder)
+    _know_dry_runs()
     server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -165,6 +170,39 @@ def _close_regions(folder: Path) -> None:
         return [body]
 
     DomainDispatcherApplication.__call__ = answered
+
+
+def _end_sessions(folder: Path) -> None:
+    """Refuses the access keys of `expired`, as AWS does after the end of a login."""
+    answer = DomainDispatcherApplication.__call__
+
+    def answered(self: Any, environ: Any, start_response: Any) -> Any:
+        signed = environ.get("HTTP_AUTHORIZATION", "")
+        if not any(f"={one}/" in signed for one in _read(folder / "expired", [])):
+            return answer(self, environ, start_response)
+        body = (
+            b"<ErrorResponse><Error><Code>ExpiredToken</Code><Message>The security "
+            b"token included in the request is expired</Message></Error>"
+            b"</ErrorResponse>"
+        )
+        headers = [("Content-Length", str(len(body))), ("Content-Type", "text/xml")]
+        start_response("400 Bad Request", headers)
+        return [body]
+
+    DomainDispatcherApplication.__call__ = answered
+
+
+def _know_dry_runs() -> None:
+    """Carries no dry run out; moto itself does some of them."""
+    check = ec2.EC2Response._authenticate_and_authorize_normal_action
+
+    def checked(self: Any, resource: str = "*") -> None:
+        check(self, resource)
+        if self._get_param("DryRun", False):
+            name = camelcase_to_underscores(self._get_action())
+            self.__dict__[name] = self.error_on_dryrun
+
+    ec2.EC2Response._authenticate_and_authorize_normal_action = checked
 
 
 def _know_quotas() -> None:

@@ -33,8 +33,8 @@ LEAVES = "--no-should-decrement-desired-capacity"
 INSTANCE, ADDRESS = "i-0123456789abcdef0", "10.0.0.7"
 
 SERVICE = '''
-"""EC2's metadata, version 2, and the address of a wait condition."""
-import sys
+"""EC2's metadata, version 2, the address of a wait condition, and a proxy."""
+import sys, threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 FACTS = {{"instance-id": {instance!r}, "local-ipv4": {address!r}}}
@@ -43,7 +43,9 @@ FACTS = {{"instance-id": {instance!r}, "local-ipv4": {address!r}}}
 class Service(BaseHTTPRequestHandler):
     def do_PUT(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.path == "/wait":
+        if self.path.startswith("http:"):  # through the proxy
+            open({proxied!r}, "a").write(self.path + "\\n")
+        if self.path.endswith("/wait"):
             assert not self.headers.get("Content-Type"), self.headers
             open({signals!r}, "ab").write(body + b"\\n")
         self.say("a token")
@@ -63,6 +65,8 @@ class Service(BaseHTTPRequestHandler):
         pass
 
 
+proxy = HTTPServer(("127.0.0.1", 3128), Service)
+threading.Thread(target=proxy.serve_forever, daemon=True).start()
 server = HTTPServer(("169.254.169.254", 80), Service)
 print("ready", flush=True)
 server.serve_forever()
@@ -94,8 +98,9 @@ for part in etc var root opt usr/sbin; do
     dirs=lowerdir=/$part,upperdir=$over/upper,workdir=$over/work
     mount -t overlay overlay -o $dirs /$part
 done
-printf '#!/bin/bash\\nexec mount --bind {folder}/shared "$2"\\n' >/usr/sbin/mount.efs
-chmod 755 /usr/sbin/mount.efs
+helper=/usr/sbin/mount.{mounted_by}
+printf '#!/bin/bash\\nexec mount --bind {folder}/shared "$2"\\n' >$helper
+chmod 755 $helper
 rm -f /etc/ssh/ssh_host_*_key.pub
 printf 'ssh-ed25519 AAAAkey host\\n' >/etc/ssh/ssh_host_ed25519_key.pub
 : >/etc/fstab
@@ -104,7 +109,7 @@ service=$!
 while ! grep -q ready {folder}/service; do :; done
 status=0
 bash {folder}/user-data || status=$?
-cp /etc/fstab /etc/profile.d/shoal.sh {folder}/ 2>/dev/null || true
+cp /etc/fstab /etc/profile.d/shoal.sh /etc/environment {folder}/ 2>/dev/null || true
 cp /var/log/shoal-boot.log {folder}/boot.log
 mountpoint -q {folder}/efs && touch {folder}/is-mounted
 if [ -e {folder}/cluster.json ]; then
@@ -167,7 +172,7 @@ def boot(tmp_path: Path) -> Callable[..., Booted]:
     if os.geteuid() != 0:
         pytest.skip("needs root, for namespaces")
 
-    def run(role: str = "Master", **changed: str) -> Booted:
+    def run(role: str = "Master", system: str = "al2023", **changed: str) -> Booted:
         values = {
             "ClusterName": "prod", "ClusterId": "0123abcd", "AWS::Region": "us-east-1",
             "Bucket": "bucket", "Proxy": "", "LoginUser": "root", "SetupDigest": "",
@@ -178,11 +183,14 @@ def boot(tmp_path: Path) -> Callable[..., Booted]:
             "LeastWorkers": "1", "SettleSeconds": "300", "WaitSeconds": "3300",
             "KeepsFailed": "no", **changed,
         }  # fmt: skip
-        _write_programs(tmp_path)
+        _write_programs(tmp_path, system)
         (tmp_path / "user-data").write_text(user_data_of(role, values))
         words = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
-        script = RUN.format(folder=tmp_path, python=sys.executable)
-        path = f"{tmp_path}/bin:{os.environ['PATH']}"
+        script = RUN.format(
+            folder=tmp_path, python=sys.executable,
+            mounted_by="efs" if system == "al2023" else "nfs4",
+        )  # fmt: skip
+        path = f"{tmp_path}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         done = subprocess.run(
             [*words, "bash", "-c", script], capture_output=True, text=True, check=False,
             env={"PATH": path, "AWS_PROFILE": "left by the image", "HOME": "/root"},
@@ -194,20 +202,34 @@ def boot(tmp_path: Path) -> Callable[..., Booted]:
     return run
 
 
-def _write_programs(folder: Path) -> None:
+def _write_programs(folder: Path, system: str) -> None:
+    """Writes what an image has, and packages that install nothing but are noted."""
     programs = folder / "bin"
     programs.mkdir()
     slashed = str(folder).replace("/", "\\/")
-    (programs / "aws").write_text(AWS.format(folder=folder, slashed=slashed))
-    (programs / "dnf").write_text(f'#!/bin/bash\necho "$@" >>{folder}/installed\n')
-    (programs / "systemctl").write_text("#!/bin/bash\n")
-    for name in ("aws", "dnf", "systemctl"):
+    aws = AWS.format(folder=folder, slashed=slashed)
+    note = (
+        f'#!/bin/bash\necho "${{0##*/}} $@, proxy $https_proxy" >>{folder}/installed\n'
+    )
+    written = {"systemctl": "#!/bin/bash\n"}
+    if system == "al2023":
+        written |= {"aws": aws, "dnf": note}
+    else:  # Ubuntu's images lack the AWS command line
+        (folder / "aws-of-snap").write_text(aws)
+        installed = f"install -m 755 {folder}/aws-of-snap {programs}/aws\n"
+        written |= {"snap": note + installed, "apt-get": note}
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for name in ("python3", f"python{version}"):
+        (programs / name).symlink_to(sys.executable)
+    for name, text in written.items():
+        (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     (folder / "shared").mkdir()
     told = {
         "instance": INSTANCE,
         "address": ADDRESS,
         "signals": str(folder / "signals"),
+        "proxied": str(folder / "proxied"),
     }
     (folder / "service.py").write_text(SERVICE.format(**told))
 
@@ -332,8 +354,49 @@ def test_a_bucket_that_cannot_be_reached_is_told(
 
 def test_python_is_installed_where_it_is_not(boot: Callable[..., Booted]) -> None:
     found = boot(Python="3.99")
-    assert "python3.99 python3.99-pip" in (found.folder / "installed").read_text()
+    installed = (found.folder / "installed").read_text()
+    assert "dnf install -y python3.99 python3.99-pip" in installed
     assert found.status == 0, found.log  # this dnf installs nothing, and says so
+
+
+def test_ubuntu_boots_with_its_own_packages(boot: Callable[..., Booted]) -> None:
+    found = boot(system="ubuntu", Python="3.99")
+    assert found.status == 0, found.log
+    lines = (found.folder / "installed").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        "snap install aws-cli --classic",
+        "apt-get update -qq",
+        "apt-get install -y -qq python3.99 python3.99-venv",
+        "apt-get install -y -qq nfs-common",
+    ]
+    assert (found.folder / "is-mounted").exists()
+    [line] = (found.folder / "fstab").read_text().splitlines()
+    assert line.startswith("fs-0123.efs.us-east-1.amazonaws.com:/ ")
+    assert " nfs4 nfsvers=4.1," in line
+    assert [one["Status"] for one in found.signals] == ["SUCCESS"]
+
+
+@pytest.mark.parametrize("system", ["al2023", "ubuntu"])
+def test_what_leaves_the_network_goes_through_a_proxy(
+    boot: Callable[..., Booted], tmp_path: Path, system: str
+) -> None:
+    """Metadata is asked without it; the wait condition has no other way."""
+    proxy, wait = "http://127.0.0.1:3128", "http://cloudformation.invalid/wait"
+    found = boot(system=system, Proxy=proxy, Booted=wait, Python="3.99")
+    assert found.status == 0, found.log
+    assert (found.folder / "proxied").read_text().splitlines() == [wait]
+    assert [one["Status"] for one in found.signals] == ["SUCCESS"]
+    lines = (found.folder / "installed").read_text().splitlines()
+    assert lines
+    assert all(line.endswith(f", proxy {proxy}") for line in lines)
+    told = _shell((found.folder / "shoal.sh").read_text(), tmp_path)
+    assert (told["http_proxy"], told["https_proxy"]) == (proxy, proxy)
+    assert told["no_proxy"].split(",")[0] == "169.254.169.254"
+    of_services = (found.folder / "environment").read_text().splitlines()
+    assert f"https_proxy={proxy}" in of_services
+    assert f"no_proxy={told['no_proxy']}" in of_services
+    unit = (found.folder / "shoal-lists.service").read_text()
+    assert "EnvironmentFile=-/etc/environment" in unit
 
 
 def test_lists_follow_the_object_of_the_cluster(

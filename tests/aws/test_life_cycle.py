@@ -495,6 +495,80 @@ def test_logs_are_there_while_nodes_boot_and_after_down(
     assert f"{worker} boot.log: prod-worker1 boots" in told
 
 
+def test_actions_that_are_denied_are_told_before_money(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cloud.users["bob"].items():
+        monkeypatch.setenv(name.upper(), value)
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 1, done.output
+    assert "may not call ec2:CreateVpc, ec2:RunInstances in us-east-1" in done.output
+    assert "Expected a policy with ec2:CreateVpc, ec2:RunInstances" in done.output
+    assert "`shoal cluster policy FILE`" in done.output
+    made = {"cloudformation:CreateStack", "s3:CreateBucket", "iam:CreateRole"}
+    assert made & set(cloud.called) == set()
+
+
+def test_dry_runs_make_nothing(cloud: Cloud, file: Path) -> None:
+    ec2 = cloud.client("ec2")
+    before = len(ec2.describe_vpcs()["Vpcs"])
+    assert "is not confirmed" in cloud.shoal("cluster", "up", file).output
+    assert {"ec2:CreateVpc", "ec2:RunInstances"} < set(cloud.called)
+    assert len(ec2.describe_vpcs()["Vpcs"]) == before
+    assert ec2.describe_launch_templates()["LaunchTemplates"] == []
+    assert cloud.instances() == []
+
+
+def test_a_session_that_ends_while_up_waits_is_renewed_by_a_login(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.give_profile("research", monkeypatch)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "profile": "research"}))
+    ended = cloud.users["ann"]["aws_access_key_id"]
+    turns: list[str] = []
+
+    def boots(instance: dict[str, object]) -> str:
+        turns.append(str(instance["InstanceId"]))
+        if len(turns) == 3:  # in the middle of the wait
+            cloud.users["ann"] = cloud.users["ann again"]
+            cloud.log_in("research")
+            cloud.write("expired", [ended])
+        return "booting" if len(turns) <= 6 else "ready"
+
+    cloud.boots = boots
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 0, done.output
+    assert "3 of 3 hosts run" in done.output
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+
+
+def test_a_session_that_ends_while_up_waits_keeps_the_cluster_known(
+    cloud: Cloud, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.give_profile("research", monkeypatch)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "profile": "research"}))
+    ended = cloud.users["ann"]
+
+    def boots(instance: dict[str, object]) -> str:
+        cloud.users["ann"] = cloud.users["ann again"]
+        cloud.write("expired", [ended["aws_access_key_id"]])
+        return "ready"
+
+    cloud.boots = boots
+    done = cloud.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 1, done.output
+    assert "aws sso login --profile research" in done.output
+    assert "Still running: the stack shoal-prod" in done.output
+    assert "The same command follows it; `shoal cluster down prod` ends" in done.output
+    assert "released" not in done.output
+    assert cloud.names == ["prod"]
+    cloud.log_in("research")
+    done = cloud.shoal("cluster", "up", file)
+    assert "3 of 3 hosts run" in done.output
+    assert cloud.called.count("cloudformation:CreateStack") == 1
+    assert cloud.shoal("cluster", "down", "prod").exit_code == 0
+
+
 WRONG = [
     ({"workers": {"type": "zz9.large"}}, "zz9.large does not exist, or is not offered"),
     ({"workers": {"count": 40, "type": "m5.4xlarge"}}, "the quota 'Running On-Demand"),

@@ -12,6 +12,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +20,14 @@ import yaml
 
 from shoal.clusters.aws import node_forming, stack
 from shoal.clusters.aws.calls import Calls
+from shoal.clusters.aws.following import Following
+from shoal.clusters.aws.nodes import Place
 from shoal.clusters.aws.parameters import Choices, parameters_of, tags_of
 from shoal.clusters.aws.stack import Clock, Stack
 from shoal.clusters.aws.template import template
-from shoal.errors import ClusterError
+from shoal.clusters.cluster_state import ClusterState, ClusterStore
+from shoal.clusters.provider import Acquisition, Tell
+from shoal.errors import ClusterError, ProvisionError
 from tests.aws.conftest import OUTSIDE
 from tests.aws.test_template import TOOLS
 from tests.clusters.aws_files import spec
@@ -94,7 +99,7 @@ def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         _wait_for(port, server)
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.terminate()
+        server.kill()  # it would wait for its stacks, which wait for signals
         server.wait()
 
 
@@ -181,6 +186,10 @@ def signal(calls: Calls, found: Stack, reason: str = "") -> None:
     node_forming.signal(urls[0], "i-1", is_up=not reason, why=reason)
 
 
+def _nothing(name: str, step: str) -> None:
+    pass
+
+
 def files(calls: Calls) -> set[str]:
     told = calls.ask("efs", "DescribeFileSystems")["FileSystems"]
     return {str(one["FileSystemId"]) for one in told}
@@ -227,6 +236,78 @@ def test_a_master_that_says_nothing_ends_the_wait(calls: Calls) -> None:
     found = made(calls, wait_s=2)
     assert ended(found) == "ROLLBACK_COMPLETE"
     assert any("MasterIsUp" in why for why in found.failures())
+
+
+def following(
+    calls: Calls, found: Stack, folder: Path, clock: Clock, tell: Tell = _nothing
+) -> Following:
+    """What `up` does once the stack is asked for."""
+    asked = spec(name=found.name.removeprefix("shoal-"))
+    state = ClusterState.new("aws", asked, "jax").model_copy(update={"id": ID})
+    acquisition = Acquisition(state, ClusterStore(str(folder)), tell)
+    bucket = f"shoal-{found.name}"
+    calls.ask("s3", "CreateBucket", Bucket=bucket)
+    place = Place(id=ID, name=asked.name, account="000000000000", bucket=bucket)
+    return Following(asked, acquisition, calls, place, Stack(calls, found.name), clock)
+
+
+def test_a_stack_that_somebody_deletes_ends_the_wait_of_up(
+    calls: Calls, tmp_path: Path
+) -> None:
+    found, clock = made(calls), Clock()
+
+    def sleep(seconds: float) -> None:
+        calls.ask("cloudformation", "DeleteStack", StackName=found.name)
+        clock.sleep(seconds)
+
+    wait = following(calls, found, tmp_path, Clock(sleep=sleep))
+    with pytest.raises(ProvisionError, match=r"(is gone|DELETE_)") as refused:
+        wait.run()
+    assert f"the stack {found.name} is" in str(refused.value)
+    assert ended(found) == "gone"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_final"),
+    [
+        ("You have requested more vCPU capacity than your current vCPU limit", True),
+        ("We currently do not have sufficient m5.xlarge capacity", False),
+    ],
+)
+def test_a_master_that_is_not_launched_is_told_before_the_wait_is_over(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    said: str, is_final: bool,
+) -> None:  # fmt: skip
+    """The stand-in launches all machines: the test tells the group's activities."""
+    ask, slept = Calls.ask, list[float]()
+
+    def answered(self: Calls, service: str, operation: str, **request: Any) -> Any:
+        if operation != "DescribeScalingActivities":
+            return ask(self, service, operation, **request)
+        assert "Masters" in request["AutoScalingGroupName"]
+        return {"Activities": [{"StatusCode": "Failed", "StatusMessage": said}]}
+
+    monkeypatch.setattr(Calls, "ask", answered)
+    found, clock, told = made(calls), Clock(), list[tuple[str, str]]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if ("Masters", f"is not launched: {said}") in told:
+            raise KeyboardInterrupt
+        clock.sleep(seconds)
+
+    wait = following(
+        calls, found, tmp_path, Clock(sleep=sleep),
+        lambda name, step: told.append((name, step)),
+    )  # fmt: skip
+    if is_final:
+        with pytest.raises(ProvisionError, match="gets no master") as refused:
+            wait.run()
+        assert said in str(refused.value)
+    else:  # it may come: `up` waits, and says why it is not there
+        with pytest.raises(KeyboardInterrupt):
+            wait.run()
+    Stack(calls, found.name).delete()
 
 
 def test_the_end_is_a_schedule_that_deletes_the_stack(calls: Calls) -> None:

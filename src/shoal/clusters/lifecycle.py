@@ -191,7 +191,8 @@ class ManagedCluster:
                 environment.
             ClusterError: The provider gives no machines, or fewer hosts than
                 `min_workers` are up. Machines made for a new cluster have been
-                released; if that failed, a note of the error says so.
+                released, unless the provider cannot be asked and makes them without
+                this process; if it failed, a note of the error says so.
         """
         with self._making(asked, backend, tell, wishes) as (spec, acquisition):
             hosts = asked.provider.acquire(spec, acquisition)
@@ -276,10 +277,11 @@ class ManagedCluster:
             if state.provider != asked.provider.name:
                 raise self._another_provider(state, asked)
             self._store.write(state)
+            acquisition = Acquisition(state, self._store, tell, wishes)
             try:
-                yield spec, Acquisition(state, self._store, tell, wishes)
+                yield spec, acquisition
             except BaseException as error:
-                if not (state.nodes or wishes.keeps_failed):
+                if not (state.nodes or wishes.keeps_failed or acquisition.is_kept):
                     self._undo(asked.provider, error)
                 raise
 

@@ -127,6 +127,7 @@ class Acquisition:
     ) -> None:
         self._state, self._store, self._tell = state, store, tell
         self.wishes = wishes or Wishes()
+        self._is_kept = False
 
     @property
     def folder(self) -> Path:
@@ -137,6 +138,19 @@ class Acquisition:
     def state(self) -> ClusterState:
         """Returns the present state; its spec is of the last `up` to reach hosts."""
         return self._state
+
+    @property
+    def is_kept(self) -> bool:
+        """Tells whether an error of `acquire` ends nothing of what it has begun."""
+        return self._is_kept
+
+    def keep(self) -> None:
+        """Keeps what has begun, whatever error `acquire` raises now.
+
+        For a provider that cannot be asked at present, and makes the machines without
+        this process: the same command follows it later.
+        """
+        self._is_kept = True
 
     def note(self, **facts: JsonValue) -> None:
         """Stores facts at once: `release` has them, however this process ends.

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from shoal.clusters.aws import choices, storage
 from shoal.clusters.aws.asked_prices import asked_prices
-from shoal.clusters.aws.calls import CallRefused, Calls
+from shoal.clusters.aws.calls import CallRefused, Calls, Unanswered
 from shoal.clusters.aws.cost import cost_of, require_budget
 from shoal.clusters.aws.file import AwsFile
 from shoal.clusters.aws.following import Following
@@ -72,8 +72,8 @@ class Acquiring:
             )  # fmt: skip
             came = following.run()
             self._acquisition.set_token(token_of(self._calls, self._place))
-        hold_joins(self._calls, self._place)
-        self._send_lists(came)
+            hold_joins(self._calls, self._place)
+            self._send_lists(came)
         folder = self._acquisition.folder
         return hosts_of(self._spec, self._facts, came, folder)
 
@@ -182,7 +182,8 @@ class Acquiring:
             keeps_failed=wishes.keeps_failed,
         )  # fmt: skip
         acquisition.note(stack_id=made)
-        publish(self._calls, place, acquisition.state)
+        with self._told_what_runs():
+            publish(self._calls, place, acquisition.state)
 
     def _send_setup(self, place: Place) -> str:
         """Puts the setup script to the bucket; returns its digest, "" for none."""
@@ -231,8 +232,11 @@ class Acquiring:
         try:
             yield
         except (KeyboardInterrupt, ShoalError) as error:
-            is_kept = bool(self._acquisition.state.nodes)
-            is_kept |= self._acquisition.wishes.keeps_failed
+            acquisition = self._acquisition
+            if isinstance(error, Unanswered):
+                acquisition.keep()
+            is_kept = acquisition.is_kept or acquisition.wishes.keeps_failed
+            is_kept |= bool(acquisition.state.nodes)
             if isinstance(error, ShoalError) and not is_kept:
                 raise  # the caller releases it
             hour, end = self._facts.get("hour"), self._facts.get("end")
@@ -242,6 +246,11 @@ class Acquiring:
                 f"Still running: the stack {self._spec.stack} in {self._spec.region}; "
                 f"it costs {price} an hour and {until}."
             )
+            if isinstance(error, Unanswered):
+                error.add_note(
+                    "AWS goes on with it. The same command follows it; `shoal cluster "
+                    f"down {self._spec.name}` ends it."
+                )
             raise
 
 

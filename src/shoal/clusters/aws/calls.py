@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 from shoal.clusters.aws.policy import ASKED, ENDED, MADE
@@ -42,6 +42,75 @@ class CallRefused(ClusterError):
         self.code, self.said = code, said
 
 
+class Unanswered(ClusterError):
+    """AWS cannot be asked at present; that says nothing about what it does."""
+
+
+@final
+class NotLoggedIn(CredentialsError, Unanswered):
+    """There are no credentials that AWS accepts.
+
+    Args:
+        message: The three sentences.
+        has_expired: Whether they were accepted before, and are over.
+    """
+
+    def __init__(self, message: str, *, has_expired: bool = False) -> None:
+        super().__init__(message)
+        self.has_expired = has_expired
+
+
+@final
+class CallDenied(CredentialsError):
+    """The credentials may not make a call.
+
+    Args:
+        message: The three sentences.
+        name: The call, such as "ec2:RunInstances".
+        said: AWS's own text.
+    """
+
+    def __init__(self, message: str, name: str, said: str) -> None:
+        super().__init__(message)
+        self.name, self.said = name, said
+
+
+def denial_of(
+    names: Sequence[str], said: str, *, region: str, profile: str | None
+) -> CallDenied:
+    """Returns the error for calls that are denied.
+
+    Args:
+        names: The calls, such as "ec2:RunInstances".
+        said: AWS's own text about one of them.
+        region: Region that was asked.
+        profile: Profile of the credentials.
+    """
+    actions = [
+        action for name in names
+        for action in (_actions_of(name) or [name])
+    ]  # fmt: skip
+    listed = ", ".join(names)
+    return CallDenied(
+        f"the credentials of {_whose(profile)} may not call {listed} in {region}: "
+        f"{said}. Expected a policy with {', '.join(actions)}. Ask for the one that "
+        "`shoal cluster policy FILE` prints.",
+        listed, said,
+    )  # fmt: skip
+
+
+def _actions_of(name: str) -> list[str]:
+    """Returns the IAM actions that a call takes."""
+    for call in (*ASKED, *MADE, *ENDED):
+        if call.name == name:
+            return list(call.allowed_by)
+    return []
+
+
+def _whose(profile: str | None) -> str:
+    return f"profile {profile!r}" if profile else "the environment"
+
+
 def error_of(
     name: str, code: str, said: str, *, region: str, profile: str | None
 ) -> ClusterError:
@@ -60,34 +129,27 @@ def error_of(
         >>> str(what)
         'AWS has not enough for ec2:RunInstances in a: no. Expected capacity...'
     """
-    whose = f"profile {profile!r}" if profile else "the environment"
+    whose = _whose(profile)
     where = f"{name} in {region}: {said}"
     if code in EXPIRED:
-        return CredentialsError(
+        return NotLoggedIn(
             f"the credentials of {whose} have expired ({where}). Expected fresh ones. "
-            f"{_login(profile)}"
+            f"{_login(profile)}",
+            has_expired=True,
         )
     if code in CLOCK:
-        return CredentialsError(
+        return NotLoggedIn(
             f"AWS refuses the signature of {where}. Expected this machine's clock to "
             "be right, and the secret to belong to the key. Check both."
         )
     if code in REFUSED:
-        return CredentialsError(
+        return NotLoggedIn(
             f"AWS does not know the credentials of {whose} ({where}). Expected a key "
             "and its secret that are valid, and an enabled region. "
             f"{_login(profile)}"
         )
     if code in DENIED:
-        actions = [
-            action for call in (*ASKED, *MADE, *ENDED) if call.name == name
-            for action in call.allowed_by
-        ]  # fmt: skip
-        return CredentialsError(
-            f"the credentials of {whose} may not call {where}. Expected a policy with "
-            f"{', '.join(actions) or name}. Ask for the one that `shoal cluster "
-            "policy FILE` prints."
-        )
+        return denial_of([name], said, region=region, profile=profile)
     if code in SHORT:
         return ProvisionError(
             f"AWS has not enough for {where}. Expected capacity and a quota for it. "
@@ -144,8 +206,8 @@ class Calls:
         """
         try:
             return self._ask(service, operation, region, request)
-        except CredentialsError as error:
-            if "expired" not in str(error):
+        except NotLoggedIn as error:
+            if not error.has_expired:
                 raise
             with self._lock:
                 self._session = None
@@ -204,7 +266,7 @@ class Calls:
             exceptions.NoCredentialsError, exceptions.PartialCredentialsError,
             exceptions.ProfileNotFound,
         ) as error:  # fmt: skip
-            raise CredentialsError(
+            raise NotLoggedIn(
                 f"there are no credentials for {name}: {error}. Expected some in the "
                 f"environment, or a profile. {_login(self.profile)}"
             ) from error
@@ -212,12 +274,13 @@ class Calls:
             exceptions.SSOError, exceptions.UnauthorizedSSOTokenError,
             exceptions.TokenRetrievalError, exceptions.CredentialRetrievalError,
         ) as error:  # fmt: skip
-            raise CredentialsError(
+            raise NotLoggedIn(
                 f"the credentials for {name} have expired or cannot be fetched: "
-                f"{error}. Expected a login that lasts. {_login(self.profile)}"
+                f"{error}. Expected a login that lasts. {_login(self.profile)}",
+                has_expired=True,
             ) from error
         except exceptions.BotoCoreError as error:
-            raise ClusterError(
+            raise Unanswered(
                 f"AWS cannot be asked for {name} in {where}: {error}. Expected its "
                 "endpoint to answer. Check the network, the proxy and the region."
             ) from error

@@ -14,6 +14,7 @@ from shoal.clusters.aws.file import ME, AwsFile
 from shoal.clusters.aws.instance_types import QUOTAS, architecture, has_gpu
 from shoal.clusters.aws.keys import PublicKey, key_of
 from shoal.clusters.aws.parameters import Choices
+from shoal.clusters.aws.rights import require_rights
 from shoal.clusters.aws.storage import Identity, bucket_name, has_bucket
 from shoal.errors import ClusterError, PlanError
 
@@ -101,6 +102,7 @@ def ask(spec: AwsFile, calls: Calls, folder: str, *, opens: bool = False) -> Ans
     if faults:
         raise PlanError("\n".join(faults))
     found = image.result()[0]
+    require_rights(spec, calls, str(found["ImageId"]))
     name = str(found.get("Name", "")).lower()
     return Answers(
         who=who,

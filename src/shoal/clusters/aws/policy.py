@@ -75,6 +75,12 @@ ASKED = (
     _call("pricing:GetProducts", "list prices of today"),
     _call("ec2:DescribeSpotPriceHistory", "spot prices of today"),
     _call("iam:GetRole", "the role of the end exists", only="end"),
+    _call("ec2:CreateSecurityGroup", "a dry run: it is allowed"),
+    _call("ec2:CreateLaunchTemplate", "a dry run: it is allowed"),
+    _call("ec2:CreateVpc", "a dry run: it is allowed", only="new network"),
+    _call("ec2:CreateInternetGateway", "a dry run: it is allowed", only="new network"),
+    _call("ec2:AllocateAddress", "a dry run: it is allowed", only="new network"),
+    _call("ec2:RunInstances", "a dry run: it is allowed"),
 )  # fmt: skip
 """Calls before anything is made."""
 
@@ -174,6 +180,7 @@ def is_made(call: Call, spec: AwsFile) -> bool:
         "image": not spec.image.startswith("ami-"),
         "key": not spec.access.session_manager,
         "vpc": spec.network.vpc is not None,
+        "new network": spec.network.vpc is None,
         "fs": spec.storage.shared.startswith("fs-"),
         "bucket": spec.storage.bucket == "auto",
         "end": spec.roles.end is None,

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from shoal.clusters.aws.calls import CallRefused, Calls
+from shoal.clusters.aws.calls import CallDenied, CallRefused, Calls
 from shoal.clusters.aws.file import AwsFile
 from shoal.clusters.aws.policy import END_ROLE, policy_of_end, trust_of_end
-from shoal.errors import CredentialsError, PlanError
+from shoal.errors import PlanError
 
 
 @final
@@ -60,7 +60,7 @@ def has_bucket(spec: AwsFile, calls: Calls, account: str) -> bool:
                 "account that exists. Make it, or say `bucket: auto`."
             ) from error
         return False
-    except CredentialsError as error:
+    except CallDenied as error:
         raise PlanError(
             f"the bucket {name} is not of the account {account}, or closed to you: "
             f"{error}. Expected one of this account. Name another in `storage.bucket`."

@@ -8,6 +8,7 @@ FOLDER="s3://$BUCKET/clusters/$CLUSTER/$ID"
 LOG=/var/log/shoal-boot.log
 exec >>"$LOG" 2>&1
 export AWS_DEFAULT_REGION="$REGION" AWS_REGION="$REGION" HOME=/root
+PATH="$PATH:/snap/bin" # of Ubuntu's AWS command line
 # Credentials that an image left behind must not hide the role of the node.
 unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_PROFILE
 export AWS_SHARED_CREDENTIALS_FILE=/dev/null AWS_CONFIG_FILE=/dev/null
@@ -161,6 +162,7 @@ PY
     cat >/opt/shoal/follow-lists <<SH
 #!/bin/bash
 export AWS_DEFAULT_REGION=$REGION AWS_SHARED_CREDENTIALS_FILE=/dev/null AWS_CONFIG_FILE=/dev/null
+PATH="$PATH"
 while :; do
     if aws s3 cp --quiet "$FOLDER/cluster.json" /opt/shoal/new.json 2>/dev/null &&
         ! cmp -s /opt/shoal/new.json /opt/shoal/cluster.json; then
@@ -211,7 +213,7 @@ Wants=network-online.target
 [Service]
 User=$LOGIN
 EnvironmentFile=-/etc/environment
-Environment=AWS_DEFAULT_REGION=$REGION AWS_SHARED_CREDENTIALS_FILE=/dev/null AWS_CONFIG_FILE=/dev/null
+Environment="PATH=$PATH" AWS_DEFAULT_REGION=$REGION AWS_SHARED_CREDENTIALS_FILE=/dev/null AWS_CONFIG_FILE=/dev/null
 ExecStart=/usr/bin/env python$PYTHON /opt/shoal/agent.py /opt/shoal/agent.json
 KillMode=process
 Restart=always
