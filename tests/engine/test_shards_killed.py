@@ -12,6 +12,7 @@ from tests.engine import test_faults
 from tests.engine.test_faults import (
     ROWS,
     KillServer,
+    be_patient,
     fit,
     kinds,
     kinds_so_far,
@@ -26,6 +27,7 @@ from tests.support.models import wide
 def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHOAL_RUNS", str(tmp_path))
     monkeypatch.setattr(test_faults, "model", wide)
+    be_patient(monkeypatch)
 
 
 class KillEach(keras.callbacks.Callback):
