@@ -140,7 +140,7 @@ notebooks: $(STAMP)
 	$(BIN)/python examples/make_notebook.py examples/higgs_spark.py
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict # with --quiet it counts no warning
 
 serve: $(STAMP)
 	$(BIN)/mkdocs serve
