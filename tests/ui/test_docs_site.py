@@ -50,9 +50,10 @@ class Quiet(SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path.partition("?")[0] != "/sitemap.xml":
             return super().do_GET()
-        host, port = self.server.server_address[:2]
         text = Path(self.directory, "sitemap.xml").read_text()
-        body = re.sub(r"<loc>https?://[^/<]+", f"<loc>http://{host}:{port}", text)
+        body = re.sub(
+            r"<loc>https?://[^/<]+", f"<loc>http://{self.headers['Host']}", text
+        )
         self.send_response(200)
         self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", str(len(body.encode())))
@@ -67,15 +68,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(build(base.parent if base.name.startswith("popen-") else base))
 
 
-@pytest.fixture(scope="module")
-def url(site: Site) -> Iterator[str]:
-    handler = partial(Quiet, directory=str(site.folder))
+@contextmanager
+def served_files(folder: Path) -> Iterator[str]:
+    """Serves a folder; gives its address."""
+    handler = partial(Quiet, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(site: Site) -> Iterator[str]:
+    with served_files(site.folder) as address:
+        yield address
 
 
 @contextmanager
