@@ -202,7 +202,7 @@ def test_error_names_what_has_no_form_in_json() -> None:
     trainer = spark.ADAG(*GIVEN, callbacks=[keras.callbacks.Callback()])
     with pytest.raises(ConfigError, match=r"callbacks=.* has no form in JSON"):
         trainer.serialize()
-    with pytest.raises(ConfigError, match="trainer='precache' is none"):
+    with pytest.raises(ConfigError, match="trainer='precache' is not a trainer"):
         spark.deserialize_trainer('{"trainer": "precache"}', None)
 
 
