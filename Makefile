@@ -140,16 +140,19 @@ notebooks: $(STAMP)
 	$(BIN)/python examples/make_notebook.py examples/higgs_spark.py
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict # with --quiet it counts no warning
 
 serve: $(STAMP)
 	$(BIN)/mkdocs serve
 
-# One version of the site, committed to the branch gh-pages beside the others.
+# One version of the site, committed to the branch gh-pages beside the others: a release,
+# which becomes `latest`, or VERSION=dev. mike looks for mkdocs on the path.
+docs-version: export PATH := $(CURDIR)/$(BIN):$(PATH)
 docs-version: $(STAMP)
 	@test -n "$(VERSION)" || { echo "make docs-version VERSION=0.3"; exit 1; }
-	$(BIN)/mike deploy --config-file mkdocs-versions.yml --update-aliases $(VERSION) latest
-	$(BIN)/mike set-default --config-file mkdocs-versions.yml latest
+	$(BIN)/mike deploy --config-file mkdocs-versions.yml --update-aliases $(VERSION) \
+		$(if $(filter dev,$(VERSION)),,latest)
+	$(if $(filter dev,$(VERSION)),,$(BIN)/mike set-default --config-file mkdocs-versions.yml latest)
 
 coverage: $(STAMP)
 	$(BIN)/python -m coverage run -m pytest -m "not slow"

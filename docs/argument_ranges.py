@@ -24,6 +24,12 @@ UNITS = {
     r"Replacements": "replacements",
     r"Number of workers": "workers",
     r"Models": "models",
+    r"(More )?workers": "workers",
+    r"Rows": "rows",
+    r"Passes": "passes",
+    r"Batches": "batches",
+    r"GPUs": "GPUs",
+    r"Executors": "executors",
 }
 """How the description of an argument with a unit begins."""
 
@@ -36,6 +42,7 @@ RANGES = {
     r"above (\d+)": r"above \1",
     r", from (\d+)[;,.]": r"at least \1",
     r"^Always (\d+)\.": r"\1",
+    r"^0, or 1 for": "0 or 1",
 }
 """How a range is written in a description, and in a table."""
 

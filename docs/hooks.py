@@ -28,6 +28,8 @@ ABOUT = {
 OPTIONAL = "Project"
 """The tab that a reader who wants to use Shoal can leave out."""
 
+GENERATED = "<!-- make generate writes this page. -->"
+BY_HAND = "<!-- Written by hand from here on. -->"
 RECORDS = ("acceptance/", "decisions/")
 """Beginnings of pages that are not for users."""
 MOVED = """<!doctype html>
@@ -72,8 +74,11 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Describes a page by its first sentences, if it does not describe itself.
 
-    A search shows pages for users alone.
+    A search shows pages for users alone. A page that is generated as a whole is not
+    offered to be edited: its text is in the code.
     """
+    if GENERATED in markdown and BY_HAND not in markdown:
+        page.edit_url = None
     page.meta.setdefault("description", first_words(markdown))
     if page.file.src_uri.startswith(RECORDS):
         page.meta.setdefault("search", {"exclude": True})

@@ -153,8 +153,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         max_restarts: Replacements of lost workers before the run stops; at least 0.
         servers: Number of servers that share the weights, at least 1, on a cluster on
             different nodes: for large vectors. One of them orders the messages of all.
-        standby: 1 for a second server that holds the same state as the first, and takes
-            over within seconds when that is lost, without any other effect.
+        standby: 0, or 1 for a second server that holds the same state as the first, and
+            takes over within seconds when that is lost, without any other effect.
         spares: Waiting processes, everything imported, that replace lost workers; at
             least 0.
         quorum: Number of workers that suffice for a round when the others are late, at
@@ -410,12 +410,12 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         model: Compiled Keras model, or a callable that returns one.
         x: Inputs, as for `fit`.
         y: Targets, as for `fit`.
-        batch_size: Samples of a step, default None means 32.
+        batch_size: Samples of a step, at least 1; default None means 32.
         sample_weight: Weights of samples, one array or nested as `y`.
-        steps: Steps to take, None for all data.
+        steps: Steps to take, at least 1; None for all data.
         return_dict: Return metrics by name.
         workers: Processes, `(min, max)`, or "auto".
-        threads: Compute threads of each; default None shares the cores.
+        threads: Compute threads of each, at least 1; default None shares the cores.
         custom_objects: Name -> class or function, as in Keras.
         features: Columns of files, as for `fit`; so are the next three.
         label: Label of files.
@@ -483,10 +483,10 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
     Args:
         model: Keras model, or a callable that returns one.
         x: Inputs, as for `fit`.
-        batch_size: Samples of a step, default None means 32.
-        steps: Steps to take, None for all data.
+        batch_size: Samples of a step, at least 1; default None means 32.
+        steps: Steps to take, at least 1; None for all data.
         workers: Processes, `(min, max)`, or "auto"; little data needs none.
-        threads: Compute threads of each; default None shares the cores.
+        threads: Compute threads of each, at least 1; default None shares the cores.
         custom_objects: Name -> class or function, as in Keras.
         features: Columns of files, as for `fit`; so are the next three.
         label: Label of files; not needed if features are named.
@@ -561,7 +561,7 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
         workers: A number or "auto", or a list or tuple of them to try each: (1, 4)
             means one worker and then four, not a minimum and a maximum as for `fit`.
         epochs: Passes over the data, the same for all.
-        batch_size: Samples of a step, as for `fit`; default None means 32.
+        batch_size: Samples of a step, at least 1, as for `fit`; default None means 32.
         validation_data: Data on which models are evaluated; default None: the training
             data.
         seeds: Number of trainings of each, seeded 0, 1, ...; or the seeds themselves.

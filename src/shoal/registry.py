@@ -133,8 +133,8 @@ class Registry(Generic[T]):
             owners.insert(0, "shoal")
         return ConfigError(
             f"{self.kind} {name!r} is claimed by {' and '.join(owners)}. "
-            "Expected one owner of a name. "
-            f"Uninstall one, or pass the {self.kind} as an object."
+            "Expected one package for each name. "
+            f"Uninstall one of them, or pass the {self.kind} as an object."
         )
 
 

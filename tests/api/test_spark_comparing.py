@@ -38,5 +38,5 @@ def test_both_charts_are_drawn(tmp_path: Path):
 
 
 def test_no_trainers_are_refused():
-    with pytest.raises(ConfigError, match="are no trainers"):
+    with pytest.raises(ConfigError, match="Expected a dict from names"):
         compare(None, None, {})

@@ -290,7 +290,7 @@ def test_the_shape_of_a_subclassed_model_is_known_once_it_is_built() -> None:
 def test_columns_with_one_name_are_refused() -> None:
     values = {"predictionCol": "p", "probabilityCol": "p", "rawOutputCol": None}
     assert names_of(values, Task(is_classification=False), "") == {"p": "prediction"}
-    with pytest.raises(ConfigError, match="probabilityCol='p' is the name of another"):
+    with pytest.raises(ConfigError, match="probabilityCol='p' names a column that"):
         names_of(values, CLASSES, "")
 
 

@@ -35,7 +35,7 @@ def test_a_secret_is_valid_until_it_is_replaced(tmp_path: Path) -> None:
     assert first not in path.read_text()
     again = add_secret(path, "ann")
     assert identity_of(path, again) == "ann"
-    with pytest.raises(ConfigError, match="is not one of"):
+    with pytest.raises(ConfigError, match="is not in"):
         identity_of(path, first)
 
 
@@ -81,7 +81,7 @@ def test_nothing_is_read_before_the_secret_is_known(
     add_secret(secrets_file(), "ann")
     (tmp_path / SECRET).write_text("guessed")
     (tmp_path / SPEC).mkdir()  # reading it would raise another error
-    with pytest.raises(ConfigError, match="the secret of the job is not one"):
+    with pytest.raises(ConfigError, match="the secret of the job is not in"):
         main(tmp_path)
     assert not (tmp_path / SECRET).exists()
 

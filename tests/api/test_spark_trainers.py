@@ -181,7 +181,7 @@ def test_a_master_that_is_not_the_driver_is_refused(
     trainer.check_master()
     trainer.set_master("10.0.0.2")
     assert trainer.get_master() == "10.0.0.2"
-    with pytest.raises(ConfigError, match=r"is called at '10\.0\.0\.1'"):
+    with pytest.raises(ConfigError, match=r"address of the driver, '10\.0\.0\.1'"):
         trainer.check_master()
 
 
@@ -202,7 +202,7 @@ def test_error_names_what_has_no_form_in_json() -> None:
     trainer = spark.ADAG(*GIVEN, callbacks=[keras.callbacks.Callback()])
     with pytest.raises(ConfigError, match=r"callbacks=.* has no form in JSON"):
         trainer.serialize()
-    with pytest.raises(ConfigError, match="trainer='precache' is none"):
+    with pytest.raises(ConfigError, match="trainer='precache' is not a trainer"):
         spark.deserialize_trainer('{"trainer": "precache"}', None)
 
 
@@ -247,7 +247,7 @@ def test_the_history_has_the_loss_of_each_exchange(
 def test_without_a_run_folder_there_is_no_history() -> None:
     trainer = spark.ADAG(*GIVEN)
     trainer.history = SimpleNamespace(run=SimpleNamespace(url=""))
-    with pytest.raises(ConfigError, match="run=False keeps no records"):
+    with pytest.raises(ConfigError, match="run=False keeps none"):
         trainer.get_history()
 
 

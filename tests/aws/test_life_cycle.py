@@ -147,7 +147,7 @@ def test_below_the_minimum_reasons_are_told_and_nothing_is_left(
     cloud.write("activities", [CAPACITY])
     done = cloud.shoal("cluster", "up", file, "--yes")
     assert done.exit_code == 1
-    assert f"0 of 2 workers of the cluster prod came: {CAPACITY}" in done.output
+    assert f"0 of 2 workers of the cluster prod are ready: {CAPACITY}" in done.output
     assert "Still running" not in done.output
     assert (cloud.names, cloud.instances()) == ([], [])
 
@@ -226,7 +226,7 @@ def test_the_same_reason_three_times_is_permanent(cloud: Cloud, file: Path) -> N
     done = cloud.shoal("cluster", "up", file, "--yes")
     assert done.exit_code == 1
     why = "the file system cannot be mounted"
-    assert f"0 of 2 workers of the cluster prod came: {why}" in done.output
+    assert f"0 of 2 workers of the cluster prod are ready: {why}" in done.output
     assert cloud.slept < 60
     assert (cloud.names, cloud.instances()) == ([], [])
 
@@ -238,7 +238,7 @@ def test_another_file_is_refused_with_the_differences(cloud: Cloud, file: Path) 
     file.write_text(json.dumps(told))
     done = cloud.shoal("cluster", "up", file, "--yes")
     assert done.exit_code == 2
-    assert "was made of another file:\n  workers: " in done.output
+    assert "was made from a file with other values:\n  workers: " in done.output
     assert len(cloud.instances()) == 3
     assert cloud.shoal("cluster", "down", "prod").exit_code == 0
 

@@ -304,7 +304,7 @@ def test_another_environment_is_refused_while_it_runs(bench: Bench) -> None:
     path.write_text(path.read_text().replace(sys.executable, "/usr/bin/python3"))
     done = bench.shoal("cluster", "up", str(path))
     assert done.exit_code == 2
-    assert "runs another environment" in done.output
+    assert "use the Python environment" in done.output
     assert bench.shoal("cluster", "status", "lab").exit_code == 0
 
 

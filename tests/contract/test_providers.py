@@ -347,7 +347,7 @@ def test_a_head_that_does_not_train(box: Box) -> None:
 def test_jobs_are_of_the_cluster_that_the_environment_names(box: Box) -> None:
     for name in ("box", "other"):
         assert box.shoal("cluster", "up", box.file, "--name", name).exit_code == 0
-    assert "no cluster is named, and 2 are known" in box.shoal("jobs").output
+    assert "no cluster was named, and this machine knows 2" in box.shoal("jobs").output
     box.variables["SHOAL_CLUSTER"] = "other"
     assert box.shoal("jobs").exit_code == 0
 
@@ -495,5 +495,5 @@ def test_another_provider_is_refused_while_it_is_known(box: Box) -> None:
     Path(box.file).write_text(json.dumps({"hosts": ["a"]}))
     done = box.shoal("cluster", "up", box.file)
     assert done.exit_code == 2
-    assert "its provider is 'toy', and the file says 'hosts'" in done.output
+    assert "the provider 'toy', and the file says 'hosts'" in done.output
     assert box.releases == 0

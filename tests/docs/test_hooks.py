@@ -68,6 +68,20 @@ def test_pages_are_linked_to_their_source_where_it_is_known(
     assert config.edit_uri == "edit/main/docs/"
 
 
+@pytest.mark.parametrize(
+    ("name", "is_edited"),
+    [("python/fit", False), ("cli/shoal-fit", True), ("run-folder", True)],
+)
+def test_generated_pages_are_not_offered_to_be_edited(
+    hooks: ModuleType, name: str, is_edited: bool
+) -> None:
+    source = HOOKS.parent / "reference" / f"{name}.md"
+    file = SimpleNamespace(src_uri=f"reference/{name}.md")
+    page = SimpleNamespace(meta={}, file=file, edit_url="there")
+    hooks.on_page_markdown(source.read_text(), page=page)
+    assert (page.edit_url == "there") is is_edited
+
+
 def test_llms_txt_has_a_part_for_each_tab(hooks: ModuleType) -> None:
     def page(title: str, tab: str, url: str) -> Any:
         tabs = [SimpleNamespace(title=tab)] if tab else []

@@ -80,6 +80,15 @@ def test_pages_for_users_describe_themselves(page: Path) -> None:
     assert 20 <= len(found[1].strip('"')) <= 160
 
 
+def test_examples_of_public_names_are_code(site: Site) -> None:
+    shown = 0
+    for page in (site.folder / "reference" / "python").rglob("*.html"):
+        text = page.read_text()
+        assert not re.search(r"<blockquote>\s*<blockquote>", text), page
+        shown += text.count('doc-section-title">Examples')
+    assert shown > 40
+
+
 def test_llms_txt_lists_every_page(site: Site) -> None:
     text = (site.folder / "llms.txt").read_text()
     assert text.startswith("# Shoal\n\n> Distributed training for Keras 3")

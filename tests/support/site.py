@@ -33,8 +33,9 @@ def build(folder: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not site.exists():
             made = subprocess.run(
-                [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet",
-                 "--site-dir", str(site)],
+                # With --quiet it counts no warning.
+                [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir",
+                 str(site)],
                 cwd=ROOT, capture_output=True, text=True, check=False,
                 env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
             )  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -37,10 +39,27 @@ def _no_leaks() -> None:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files, and notes nothing on standard error."""
+    """Serves the files of the site as a build with its own address as SHOAL_SITE.
+
+    Scripts of the theme read from the list of all pages which links are of the site.
+    """
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/sitemap.xml":
+            return super().do_GET()
+        text = Path(self.directory, "sitemap.xml").read_text()
+        body = re.sub(
+            r"<loc>https?://[^/<]+", f"<loc>http://{self.headers['Host']}", text
+        )
+        self.send_response(200)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body.encode())))
+        self.end_headers()
+        self.wfile.write(body.encode())
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +68,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(build(base.parent if base.name.startswith("popen-") else base))
 
 
-@pytest.fixture(scope="module")
-def url(site: Site) -> Iterator[str]:
-    handler = partial(Quiet, directory=str(site.folder))
+@contextmanager
+def served_files(folder: Path) -> Iterator[str]:
+    """Serves a folder; gives its address."""
+    handler = partial(Quiet, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(site: Site) -> Iterator[str]:
+    with served_files(site.folder) as address:
+        yield address
 
 
 @contextmanager
@@ -134,12 +160,55 @@ def test_a_reader_searches_and_changes_the_theme(browser: Any, url: str) -> None
         page.get_by_role("heading", level=1).filter(has_text="esume").wait_for()
 
 
+def click(page: Any, link: Any) -> None:
+    """Clicks a link as a reader does, who has stopped scrolling.
+
+    The theme notes where a page stands, and its heading, up to 0.25 s after it was
+    scrolled. A click before that would open the next page at the same height.
+    """
+    link.scroll_into_view_if_needed()
+    page.evaluate("new Promise((done) => setTimeout(done, 600))")
+    link.click()
+
+
 def test_pages_lead_to_the_next_one(browser: Any, url: str) -> None:
     with opened(browser, url) as page:
         page.goto(f"{url}tutorial/1-laptop/")
-        page.get_by_role("link", name="Next: 2").click()
+        click(page, page.get_by_role("link", name="Next: 2"))
         page.wait_for_url(f"{url}tutorial/2-watch-and-resume/")
         page.get_by_role("heading", level=1, name="2 · Watch").wait_for()
+
+
+def test_links_change_the_page_without_loading_it_as_a_whole(
+    browser: Any, url: str
+) -> None:
+    """Instant loading, of the foot, of a tab, of the menu, and back."""
+    with opened(browser, url) as page:
+        page.goto(f"{url}tutorial/1-laptop/")
+        page.wait_for_load_state("networkidle")  # it has read the list of pages
+        page.evaluate("window.isKept = true")
+        loaded: list[str] = []
+        page.on(
+            "request",
+            lambda r: loaded.append(r.url) if r.is_navigation_request() else None,
+        )
+        links = {
+            "tutorial/2-watch-and-resume/": page.get_by_role("link", name="Next: 2"),
+            "concepts/": page.locator(".md-tabs__link", has_text="Concepts"),
+            "concepts/leases/": page.locator(
+                ".md-nav--primary a.md-nav__link:visible", has_text="Leases"
+            ),
+        }
+        for path, link in links.items():
+            click(page, link.first)
+            page.wait_for_url(f"{url}{path}")
+            page.wait_for_function("window.scrollY === 0")
+        page.get_by_role("heading", level=1, name="Leases").wait_for()
+        assert page.title().startswith("Leases")
+        page.go_back()
+        page.get_by_role("heading", level=1, name="Concepts").wait_for()
+        assert page.evaluate("window.isKept") is True
+        assert loaded == []
 
 
 QUESTIONS = {

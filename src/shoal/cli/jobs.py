@@ -175,7 +175,8 @@ def _name(cluster: str | None) -> str:
         return environment().cluster
     if cluster is None and len(known) != 1:
         raise ConfigError(
-            f"no cluster is named, and {len(known)} are known: "
-            f"{', '.join(known) or 'none'}. Expected one. Write --cluster NAME."
+            f"no cluster was named, and this machine knows {len(known)}: "
+            f"{', '.join(known) or 'none'}. Expected the name of one. Write "
+            "--cluster NAME."
         )
     return known[0] if cluster is None else cluster

@@ -21,9 +21,9 @@ class ResourceRequest:
     """Resources that a run asks of a cluster.
 
     Args:
-        least: Minimum number of workers.
-        most: Maximum number of workers.
-        threads: Compute threads of each worker.
+        least: Workers that are needed, at least 1.
+        most: Workers at most, at least `least`.
+        threads: Compute threads of each worker, at least 1.
         backend: Name of the Keras backend.
 
     Example:
@@ -44,11 +44,23 @@ class Allocation:
     """Resources that a cluster has reserved for a run.
 
     Args:
-        workers: Workers that have room.
-        port: Port at which servers beside the driver listen, or the next free one.
-        growth: More workers that join when there is room: the launcher waits for it.
+        workers: Workers that have room, at least 1.
+        port: Port at which servers beside the driver listen, or the next free one; 0
+            is any free port.
+        growth: More workers, at least 0, that join when there is room: the launcher
+            waits for it.
         host: Address of this machine for the workers.
         open_launcher: Opens the launcher of these workers, which share a blob.
+
+    Example:
+        >>> from shoal.launchers.process import ProcessLauncher
+        >>> room = Allocation(
+        ...     workers=2,
+        ...     host="127.0.0.1",
+        ...     open_launcher=lambda blob: ProcessLauncher((blob.descriptor,)),
+        ... )
+        >>> room.workers, room.growth
+        (2, 0)
     """
 
     workers: int
@@ -69,6 +81,29 @@ class Cluster(ABC):
 
     `fit(cluster="slurm")` makes one without arguments; `fit(cluster=Slurm(...))` takes
     any.
+
+    Example:
+        A cluster whose workers are two processes of this machine.
+
+        >>> from contextlib import contextmanager
+        >>> from shoal.launchers.process import ProcessLauncher
+        >>> class Pair(Cluster):
+        ...     name = "pair"
+        ...
+        ...     def look(self, backend):
+        ...         return MachineFacts(cores=2)
+        ...
+        ...     @contextmanager
+        ...     def open(self, asked):
+        ...         yield Allocation(
+        ...             workers=min(2, asked.most),
+        ...             host="127.0.0.1",
+        ...             open_launcher=lambda blob: ProcessLauncher((blob.descriptor,)),
+        ...         )
+        >>> asked = ResourceRequest(least=1, most=4, threads=1, backend="jax")
+        >>> with Pair().open(asked) as room:
+        ...     room.workers
+        2
     """
 
     name: ClassVar[str]

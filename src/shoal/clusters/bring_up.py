@@ -145,10 +145,10 @@ class BringUp:
         now = (self._preparer.environment, self._hosts.environment.python)
         if not self._is_new and before != now:
             raise PlanError(
-                f"the cluster {self.state.name} runs another environment of Python, "
-                f"{before[0] or before[1]}, and would get {now[0] or now[1]}: this "
-                "machine, or the file, has changed. Expected the same, as long as it "
-                f"is up. Run `shoal cluster down {self.state.name}`, then `up`."
+                f"the hosts of cluster {self.state.name} use the Python environment "
+                f"{before[0] or before[1]}, and this machine and the file now ask for "
+                f"{now[0] or now[1]}. Expected one environment while the cluster is "
+                f"up. Run `shoal cluster down {self.state.name}`, then `up`."
             )
 
     def _require(self, count: int, then: str) -> None:

@@ -279,7 +279,8 @@ class ClusterStore:
                 if time.monotonic() > until:
                     raise ClusterError(
                         f"the cluster {name} is being changed by another process: it "
-                        f"has {path}. Expected to be alone. Wait until it is done."
+                        f"holds {path}. Expected one `up` or `down` of a cluster at a "
+                        "time. Wait until the other one has ended."
                     )
                 time.sleep(0.05)
             yield

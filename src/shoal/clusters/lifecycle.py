@@ -287,10 +287,10 @@ class ManagedCluster:
 
     def _another_provider(self, state: ClusterState, asked: ClusterFile) -> PlanError:
         return PlanError(
-            f"the cluster {self._name} is known, its provider is {state.provider!r}, "
-            f"and the file says {asked.provider.name!r}. Expected the same as long as "
-            f"it is known. Run `shoal cluster down {self._name}` before, or give the "
-            "new one another name."
+            f"the cluster {self._name} is up with the provider {state.provider!r}, and "
+            f"the file says {asked.provider.name!r}. Expected one provider until the "
+            f"cluster is down. Run `shoal cluster down {self._name}` first, or give "
+            "the new cluster another name."
         )
 
     def _undo(self, provider: Provider[Any], error: BaseException) -> None:

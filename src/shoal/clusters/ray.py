@@ -68,7 +68,7 @@ class Ray(Cluster):
         placement: "spread" workers over nodes, or "pack" them on few.
         cpus: Ray's CPUs reserved for each worker, at least 0.01, default None: as many
             as it has threads.
-        gpus: GPUs of each worker, or a fraction of one, 0 for none, default None: one,
+        gpus: GPUs of each worker, or a fraction of one, at least 0, default None: one,
             if the cluster has GPUs that the backend can compute on.
         wait_s: Seconds to wait for room at the start of a run, and for a replaced
             worker, at least 0; take minutes if an autoscaler has to start nodes.
@@ -109,7 +109,7 @@ class Ray(Cluster):
                 )
         if isinstance(self.pip, str):
             raise ConfigError(
-                f"pip={self.pip!r} cannot be used. Expected several requirements. "
+                f"pip={self.pip!r} cannot be used. Expected a tuple or a list. "
                 f"Write pip=({self.pip!r},)."
             )
 

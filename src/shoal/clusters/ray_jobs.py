@@ -223,7 +223,8 @@ class RayJobs:
                 self.close()
                 raise ClusterError(
                     f"the connection to the Ray cluster at {self._address} is lost: "
-                    f"{first_line(error)}. Expected it to last. The job goes on."
+                    f"{first_line(error)}. Expected it to last until "
+                    "the job ends. The job goes on; fetch it later with shoal attach."
                 ) from error
 
     def _connect(self, ray: Any, needs: Mapping[str, Any] | None) -> Any:

@@ -49,8 +49,9 @@ class Spark(Cluster):
     stays as it is: none of its settings is changed, and no job but a worker's ends.
 
     Args:
-        port: Port, 1 to 65535, at which this process and its server listen for workers,
-            each at the next free one; 16 are tried. Default None: any that is free.
+        port: Port, in [1, 65535], at which this process and its server listen for
+            workers, each at the next free one; 16 are tried. Default None: any that is
+            free.
         wait_s: Seconds to wait for free slots at the start of a run, and for the
             replacement of a lost worker, at least 0. They begin when no run of another
             thread of this process holds slots.
@@ -61,7 +62,7 @@ class Spark(Cluster):
             pass through the driver to its disk, and workers read them from there.
         cpus: Cores of each worker, at least 1. Default None: `spark.task.cpus`. Others,
             and more `threads`, are a resource profile, which `local[N]` does not have.
-        gpus: GPUs of each worker, 0 for none. Default None:
+        gpus: GPUs of each worker, at least 0. Default None:
             `spark.task.resource.gpu.amount`. A worker sees those alone that Spark
             gives its task.
         silent_s: Seconds without a word of a worker's task after which it is lost, at

@@ -67,7 +67,8 @@ class Yarn:
         ):
             if number is not None and number < 1:
                 raise ConfigError(
-                    f"{name}={number} cannot be used. Expected a whole number from 1."
+                    f"{name}={number} cannot be used. Expected a whole number of at "
+                    "least 1. Correct it, or leave it out."
                 )
 
     def read(self, answer: Any) -> int:

@@ -91,8 +91,9 @@ class Order:
         seed: Any integer of at least 0; one seed gives one order.
         shuffle: True for a full permutation of each pass, False for the order of
             the data, "batch" to shuffle within each batch only.
-        batch_size: Samples of one step, used by "batch" and `steps_per_epoch`.
-        steps_per_epoch: Steps of an epoch, None for a whole pass.
+        batch_size: Samples of one step, at least 1, used by "batch" and
+            `steps_per_epoch`.
+        steps_per_epoch: Steps of an epoch, at least 1, None for a whole pass.
         first_epoch: The epoch the run starts with.
         chunking: How the rows lie in chunks; a shuffle then mixes as far as it allows,
             and "batch" means True.

@@ -69,8 +69,8 @@ def adapt(  # noqa: PLR0913 - what fit takes about files and streams
         label: Label of files, as for `fit`.
         preprocess: Reader of files, as for `fit`.
         on_bad_file: Treatment of bad files, as for `fit`.
-        steps_per_epoch: Batches to read, for data in batches; default None means
-            all. Needed for generators.
+        steps_per_epoch: Batches to read, at least 1, for data in batches; default None
+            means all. Needed for generators.
         workers: Threads that read, at least 1; each holds a chunk. Default None means
             4 for files and 1 otherwise. More threads help if reading waits.
 

@@ -37,10 +37,10 @@ class Shard:
     `dataset.shard(shard.count, shard.index)`, before anything is shuffled.
 
     Args:
-        index: Number of the part, from 0 to `count` - 1.
-        count: Number of parts; the same for the whole run.
+        index: Number of the part, at least 0: 0 to `count` - 1.
+        count: Number of parts, at least 1; the same for the whole run.
         seed: Seed for shuffling; the same for the whole run and all shards.
-        epoch: Epoch from 0, for data that differs between epochs.
+        epoch: Number of the epoch, at least 0, for data that differs between epochs.
 
     Example:
         >>> shard = Shard(index=1, count=3, seed=0, epoch=0)
@@ -75,12 +75,12 @@ class ShardedSource(ChunkedSource):
 
     Args:
         dataset_fn: Makes the stream of a shard, in a worker; pickled for it.
-        shards: Number of shards.
+        shards: Number of shards, at least 1.
         packing: How batches are made into chunks.
         rows: Rows of all shards together, or of each; default None means that each
             shard is read once, before training, to count them.
-        steps_per_epoch: Replaces `rows`: batches of an epoch, of all shards
-            together, for streams without an end or longer than an epoch.
+        steps_per_epoch: Batches of an epoch, at least 1, of all shards together, in
+            place of `rows`, for streams without an end or longer than an epoch.
         seed: Seed, passed on to `dataset_fn`.
 
     Raises:

@@ -54,7 +54,7 @@ def training_data(  # noqa: PLR0913 - the arguments of fit
         floatx: Dtype in which floats are read; default None means Keras' floatx.
         files: Arguments about files, if x names some.
         reading: Options for data in batches: for how long and for how many workers.
-        validation_steps: Batches of a validation.
+        validation_steps: Batches of a validation, at least 1.
 
     Returns:
         The source to train on, and the one to validate on, None for nothing.

@@ -60,7 +60,7 @@ class ExecutionEnvironment:
         prefix: Folder in it, "" for all, or a glob such as "data/part-*". Names that
             begin with "." or "_" are left out, as everywhere.
         epochs: Passes over the data.
-        batch_size: Samples of a step of each worker; default None means 32.
+        batch_size: Samples of a step of each worker, at least 1; default None means 32.
         opt: Optimizer, a name or an object of Keras, in place of the one the model was
             compiled with; loss and metrics stay. Default None keeps it.
         bucket_name: Other name of the argument `bucket`.

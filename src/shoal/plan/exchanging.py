@@ -64,5 +64,5 @@ def check_servers(request: Request, model: ModelFacts) -> None:
         raise PlanError(
             f"servers={wanted} cannot be used: {model.name} has {model.parameters:,} "
             f"weights. Expected at least {LEAST_PART} of them a server, so at most "
-            f"servers={most}. Several servers pay off for hundreds of MB."
+            f"servers={most}. Several servers pay off for models of hundreds of MB."
         )

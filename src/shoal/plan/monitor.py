@@ -75,10 +75,10 @@ def choose_monitor(
     direction = direction_of(bare, metrics)
     if way or not direction:
         raise PlanError(
-            f"monitor={asked!r} does not say whether more of {name} is better. "
-            "Expected a metric of Keras, which knows, a name that ends in a word such "
-            f"as accuracy or loss, or a direction after it. Pass '{name}:max' or "
-            f"'{name}:min'."
+            f"monitor={asked!r} does not say whether a higher {name} is better. "
+            "Expected a metric of Keras, whose direction is known, a name that ends "
+            "in a word such as accuracy or loss, or a direction after the name. Pass "
+            f"'{name}:max' or '{name}:min'."
         )
     return Monitor(name=name, is_higher_better=direction == "up")
 

@@ -136,8 +136,8 @@ def refuse_fixed_batch(
     if len(workers) > 1:
         raise PlanError(
             f"{which}and a batch would be divided among {workers[0]} to {workers[-1]} "
-            "workers. Expected shares that stay as they are. "
-            f"Pass workers={workers[-1]}."
+            "workers. Expected a fixed number of workers, because the size of a "
+            f"worker's share cannot change. Pass workers={workers[-1]}."
         )
 
 
@@ -254,9 +254,9 @@ def _refuse_step(strategy: Strategy, model: ModelFacts) -> None:
         raise PlanError(
             f"train_step of {model.name!r} changes variables by itself, beside the "
             f"optimizer's step: {', '.join(model.changed_beside)}. {strategy.name} "
-            "expects nothing to follow from updated weights within a step, because it "
-            "updates them when train_step is over, with the mean gradient of all "
-            f"workers. {way_out}."
+            "expects train_step to compute nothing from updated weights, because it "
+            "updates them after train_step, with the mean gradient of all workers. "
+            f"{way_out}."
         )
 
 
@@ -282,11 +282,12 @@ def _refuse_losses(strategy: Strategy, model: ModelFacts) -> None:
     is_masked = model.masks > 0 and not model.has_own_loss and mixed != ["sum"]
     if is_masked and model.masks > 1:
         raise PlanError(
-            f"the losses of {model.name} see {model.masks} different masks, of which "
-            "no mask is one, and Keras divides each loss by the entries that its mask "
-            f"leaves. Expected one mask for all outputs, because {strategy.name} "
-            "divides all gradients by one number. Choose a strategy that exchanges "
-            "weights, for example 'local_sgd', or losses with reduction='sum'."
+            f"the losses of {model.name} have {model.masks} different masks (no mask "
+            "counts as one), and Keras divides each loss by the number of entries "
+            "that its mask keeps. Expected one mask for all outputs, because "
+            f"{strategy.name} divides all gradients by one number. Choose a strategy "
+            "that exchanges weights, for example 'local_sgd', or losses with "
+            "reduction='sum'."
         )
     uneven = is_masked or mixed == ["mean_with_sample_weight"]
     if uneven and model.summed:

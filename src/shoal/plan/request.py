@@ -161,8 +161,8 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
             require_whole(name, value, lowest)
     if request.standby > 1:
         raise ConfigError(
-            f"standby={request.standby} cannot be used. Expected 0 or 1: one server "
-            "that follows takes over, and another one follows it. Use standby=1."
+            f"standby={request.standby} cannot be used. Expected 0 or 1: if one "
+            "standby has taken over, another one is started. Use standby=1."
         )
     if not any(request.shuffle is word for word in (True, False)) and (
         request.shuffle != "batch"

@@ -117,7 +117,8 @@ class Attributes:
         host = read_session(active_context()).host
         if self.master != host:
             raise ConfigError(
-                f"master={self.master!r}, and the driver is called at {host!r}. "
-                "Expected the same: the server is beside the driver. Set "
-                "spark.driver.host when the session is created, or leave it out."
+                f"master={self.master!r} is not the address of the driver, {host!r}. "
+                "Expected that address, because the parameter server runs beside the "
+                "driver. Leave master out, or set spark.driver.host when the session "
+                "is created."
             )

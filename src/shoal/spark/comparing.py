@@ -142,8 +142,8 @@ def compare(
     """
     if not isinstance(trainers, Mapping) or not trainers:  # pyright: ignore
         raise ConfigError(
-            f"trainers={trainers!r} are no trainers. Expected some by names. Pass "
-            "trainers={'single': SingleTrainer(...), ...}."
+            f"trainers={trainers!r} cannot be used. Expected a dict from names to "
+            "trainers. Pass trainers={'single': SingleTrainer(...), ...}."
         )
     scorer = evaluator or _f1(index_col)
     entries = [

@@ -46,8 +46,9 @@ def deserialize_trainer(text: str, keras_model: Any) -> Any:
     kind = trainer_class(name) if isinstance(name, str) else None
     if kind is None:
         raise ConfigError(
-            f"trainer={name!r} is none. Expected the name of a class of shoal.spark, "
-            "such as 'AEASGD'. Pass what `serialize` of a trainer has returned."
+            f"trainer={name!r} is not a trainer. Expected the name of a class of "
+            "shoal.spark, such as 'AEASGD'. Pass what `serialize` of a trainer "
+            "returned."
         )
     arguments = {n: _read(value) for n, value in fields["arguments"].items()}
     made: Any = kind

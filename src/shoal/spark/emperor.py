@@ -28,9 +28,10 @@ class Emperor:
     Args:
         optimizer: The trainer. It has its model and numbers back afterwards.
         evaluate_loss: Function of a model that returns its loss.
-        num_epoch: Passes over the rows, in all.
-        evaluation_frequency: Passes between two evaluations.
-        loss_threshold: Change of the loss below which the rate is lowered.
+        num_epoch: Passes over the rows in all, at least 1.
+        evaluation_frequency: Passes between two evaluations, at least 1.
+        loss_threshold: Change of the loss, at least 0, below which the rate is
+            lowered.
 
     Raises:
         ConfigError: A value cannot be used.

@@ -46,7 +46,7 @@ def evaluate(
         features: Column of x, several that become one array, or columns by input.
         label: Column of y, in the same forms.
         sample_weight: Column of weights.
-        batch_size: Rows of a step.
+        batch_size: Rows of a step, at least 1.
 
     Raises:
         ConfigError: The model is not compiled, or has metrics whose states cannot be
@@ -85,9 +85,9 @@ def evaluate(
     left_out = unmergeable(model, y, x=x)
     if left_out:
         raise ConfigError(
-            f"the metrics {', '.join(left_out)} cannot be added over partitions. "
-            "Expected metrics whose states are sums. Call shoal.evaluate(model, df), "
-            "which computes them in this process."
+            f"the metrics {', '.join(left_out)} cannot be merged from the parts of "
+            "a DataFrame. Expected metrics whose states are sums. Call "
+            "shoal.evaluate(model, df), which computes them in this process."
         )
     states = MetricStates.of(model)
     sums = states.merge(np.frombuffer(row["states"], "<f8") for row in found)

@@ -163,8 +163,8 @@ def _cluster(cluster: Any, store: str | None) -> Any:
     if isinstance(cluster, Spark):
         return replace(cluster, store=store)
     raise ConfigError(
-        f"store={store!r} was set with cluster={cluster!r}. Expected it for executors "
-        "of Spark. Clear it, or leave cluster out."
+        f"store={store!r} was set with cluster={cluster!r}. Expected store only where "
+        "executors of Spark train. Clear store, or leave cluster out."
     )
 
 
@@ -174,8 +174,8 @@ def _others(given: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in given:
         if name in OWN:
             raise ConfigError(
-                f"fitParams has {name!r}, which a param gives. Expected other "
-                f"arguments of shoal.fit. Use {OWN[name]}."
+                f"fitParams has {name!r}, for which there is a param. Expected "
+                f"arguments of shoal.fit without a param. Use {OWN[name]}."
             )
         if name not in known:
             others = known - set(OWN)
@@ -259,8 +259,8 @@ def _check_rate(model: Any) -> None:
     if not isinstance(held, keras.Variable):
         raise ConfigError(
             f"learningRate was set, and {a_kind(held)} decides the rate of model "
-            f"{model.name!r}. Expected an optimizer with a number. Clear learningRate, "
-            "or compile with a number."
+            f"{model.name!r}. Expected an optimizer whose learning rate is a number. "
+            "Clear learningRate, or compile the model with a number."
         )
 
 

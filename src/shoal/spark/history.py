@@ -28,8 +28,8 @@ def history_of(run: Any) -> list[WorkerRecord]:
     """
     if not run.url:
         raise ConfigError(
-            "run=False keeps no records of workers. Expected a run with a folder. "
-            "Leave run out, or pass a path."
+            "records of workers were asked for, and run=False keeps none. Expected a "
+            "run with a folder. Leave run out, or pass a path."
         )
     run.flush()
     return list(worker_records(read_events(Folder.at(run.url))))

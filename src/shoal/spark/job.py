@@ -41,8 +41,8 @@ class Job:
         secret: Secret of the head: `shoal spark secret --identity NAME` there.
         job_name: Name of the Spark application.
         data_path: Parquet files, or others by their suffix, as the head reads them.
-        num_executors: Executors of the session.
-        num_processes: Workers on each of them.
+        num_executors: Executors of the session, at least 1.
+        num_processes: Workers on each of them, at least 1.
         trainer: A trainer of `shoal.spark`, with its model.
         conf: Settings of the session, such as spark.master.
 
@@ -82,8 +82,8 @@ class Job:
         """
         if self._sent is not None:
             raise ConfigError(
-                f"the job was sent already, as {self._sent[1]}. Expected once. Make "
-                "another Job."
+                f"the job was sent already, as {self._sent[1]}. Expected one call of "
+                "send. Make another Job for another training."
             )
         jobs = cluster
         if isinstance(jobs, str):
@@ -163,7 +163,8 @@ class Job:
     def _there(self) -> tuple[Jobs, str]:
         if self._sent is None:
             raise ConfigError(
-                "the job was not sent yet. Expected send before. Call send(cluster)."
+                "the job was not sent yet. Expected a job that was sent. Call "
+                "send(cluster) first."
             )
         return self._sent
 
@@ -189,12 +190,13 @@ def _text_of(trainer: Trainer) -> str:
     kind, text = type(trainer), trainer.serialize()
     if trainer_class(kind.__name__) is not kind:
         raise ConfigError(
-            f"trainer is a {kind.__name__}. Expected a class of shoal.spark, which the "
-            "head knows. Write a script, and send it with `shoal submit`."
+            f"trainer is a {kind.__name__}. Expected a class of shoal.spark: the head "
+            "of the cluster has no other. Write a script, and send it with "
+            "`shoal submit`."
         )
     if kind is EnsembleTrainer:
         raise ConfigError(
-            "EnsembleTrainer trains several models. Expected a trainer of one. Write a "
-            "script, and send it with `shoal submit`."
+            "EnsembleTrainer trains several models. Expected a trainer of one model. "
+            "Write a script, and send it with `shoal submit`."
         )
     return text

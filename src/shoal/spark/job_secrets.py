@@ -66,8 +66,8 @@ def identity_of(path: Path, secret: str) -> str:
             found = identity
     if not found:
         raise ConfigError(
-            f"the secret of the job is not one of {path}. Expected a secret of that "
-            "machine. Make one there: shoal spark secret --identity NAME."
+            f"the secret of the job is not in {path}. Expected one that was made on "
+            "that machine. Make one there: shoal spark secret --identity NAME."
         )
     return found
 
@@ -95,8 +95,9 @@ def _read(path: Path) -> dict[str, str]:
     mode = path.stat().st_mode & OTHERS
     if mode:
         raise ConfigError(
-            f"{path} can be used by others (mode {path.stat().st_mode & 0o777:o}). "
-            f"Expected 600. Make it yours: chmod 600 {path}"
+            f"{path} can be read or changed by other users (mode "
+            f"{path.stat().st_mode & 0o777:o}). Expected mode 600. Run: "
+            f"chmod 600 {path}"
         )
     try:
         found: object = json.loads(path.read_text())

@@ -44,6 +44,13 @@ def uniform_weights(model: Any, constraints: Sequence[float] = (-0.5, 0.5)) -> A
     Args:
         model: A built model.
         constraints: Least and largest weight.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        >>> drawn = uniform_weights(model, constraints=(0.5, 1.0))
+        >>> bool(drawn.get_weights()[0].min() >= 0.5)
+        True
     """
     low, high = constraints
     random = np.random.default_rng()

@@ -164,8 +164,8 @@ def names_of(values: Mapping[str, Any], task: Task, end: str) -> dict[str, str]:
         name = values[param]
         if name and name + end in found:
             raise ConfigError(
-                f"{param}={name!r} is the name of another column that is made. "
-                "Expected different ones. Set another name."
+                f"{param}={name!r} names a column that another param also names. "
+                "Expected a name of its own for each output. Set another name."
             )
         if name:
             found[name + end] = what

@@ -17,7 +17,8 @@ def precache(dataset: Any, num_workers: int = 1) -> Any:
 
     Args:
         dataset: The DataFrame.
-        num_workers: Number of workers that should have enough groups of rows.
+        num_workers: Number of workers, at least 1, that should have enough groups of
+            rows.
 
     Raises:
         ConfigError: The number is too small.

@@ -193,7 +193,7 @@ def output_columns(model: Any, columns: str | Sequence[str]) -> tuple[str, ...]:
         raise ConfigError(
             f"{len(columns)} columns {list(columns)} were named for the outputs "
             f"{list(outputs)} of model {model.name!r}. Expected one for each. Pass as "
-            "many names, or one that all begin with."
+            "many names, or a single one, with which the names of all columns begin."
         )
     return tuple(columns)
 

@@ -35,7 +35,7 @@ class ModelPredictor(Transformer, MLReadable[Any], MLWritable):
             inputs to columns.
         output_col: Column of predictions. Where the model has several outputs: names
             for each, or the beginning of names that end with "_" and the output's.
-        batch_size: Rows of a step.
+        batch_size: Rows of a step, at least 1.
     """
 
     featuresCol: Param[Any] = Param(

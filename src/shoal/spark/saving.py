@@ -95,8 +95,8 @@ class KerasReader(MLReader[Any]):
         name = f"{self.kind.__module__}.{self.kind.__name__}"
         if metadata["class"] != name:
             raise DataError(
-                f"{path} has a {metadata['class']}. Expected a {name}. Load it with "
-                "that class."
+                f"{path} holds a {metadata['class']}. Expected a {name}. Load it "
+                f"with {metadata['class']}.load(path)."
             )
         model: Any = None
         if metadata["has_model"]:

@@ -59,12 +59,13 @@ class Trainer(Attributes, ABC):
         features_col: Column of x, several that become one array, or a mapping from
             inputs to columns.
         label_col: Column of y, in the same forms.
-        batch_size: Rows of a step; of each worker, but for `AllReduce`.
-        num_epoch: Passes over the rows.
-        num_workers: Number of workers. Training begins with those that have room, and
-            others join.
-        num_ensembles: Number of models of an `EnsembleTrainer`.
-        communication_window: Steps between two exchanges, 0 for an epoch.
+        batch_size: Rows of a step, at least 1; of each worker, but for `AllReduce`.
+        num_epoch: Passes over the rows, at least 1.
+        num_workers: Number of workers, at least 1. Training begins with those that have
+            room, and others join.
+        num_ensembles: Models of an `EnsembleTrainer`, at least 1.
+        communication_window: Steps between two exchanges, at least 1, or 0 for an
+            epoch.
         rho: Elasticity of elastic trainers: `moving_rate = rho * learning_rate`.
         learning_rate: Elastic rate of elastic trainers; of others the rate of the
             workers' optimizer, if that is given by name.
@@ -72,7 +73,7 @@ class Trainer(Attributes, ABC):
         master_port: Port at which the server's agents listen on Spark, or the next free
             one; None for any. By name, except for `EASGD`.
         parallelism_factor: Factor by which the groups of rows that workers are given
-            are smaller; by name.
+            are smaller, at least 1; by name.
         cluster: Where workers run, as for `shoal.fit`; by name.
         options: Other arguments of `shoal.fit`, such as callbacks, validation_data and
             custom_objects.
@@ -140,8 +141,8 @@ class Trainer(Attributes, ABC):
         """
         if self.history is None:
             raise ConfigError(
-                f"{type(self).__name__} has not trained yet. Expected `train` before. "
-                "Call train(df)."
+                f"{type(self).__name__} has not trained yet. Expected a trained one. "
+                "Call train(df) first."
             )
         return self.history.run
 

@@ -284,7 +284,7 @@ class OneHotTransformer(ColumnTransformer):
     """Makes vectors with a one of indices.
 
     Args:
-        output_dim: Size of the vectors: the number of labels.
+        output_dim: Size of the vectors, at least 1: the number of labels.
         input_col: Column of indices, from 0.
         output_col: New column, of vectors.
     """
@@ -332,7 +332,7 @@ class LabelIndexTransformer(ColumnTransformer):
     """Makes indices of predictions: the first that is likely enough, or the largest.
 
     Args:
-        output_dim: Number of labels.
+        output_dim: Number of labels, at least 1.
         input_col: Column of vectors or arrays.
         output_col: New column, of double; default None: `prediction_index`, and the
             same as `predicted_index`, its name in 2016.

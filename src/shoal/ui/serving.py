@@ -102,9 +102,9 @@ class Settings:
         for name in self.allow_hosts:
             if not NAME.fullmatch(name):
                 raise ConfigError(
-                    f"allow_host={name!r} is no name. Expected one such as "
-                    "page.example, or https://page.example where a proxy encrypts. "
-                    "Leave the port and the path out."
+                    f"allow_host={name!r} is not the name of a host. Expected one "
+                    "such as page.example, or https://page.example where a proxy "
+                    "encrypts. Leave the port and the path out."
                 )
         if self.base and not (self.base.startswith("/") and self.base[1:2].isalnum()):
             raise ConfigError(

@@ -119,10 +119,10 @@ class Acquiring:
         ]
         if lines:
             raise PlanError(
-                f"the stack {spec.stack} was made of another file:\n"
+                f"the stack {spec.stack} was made from a file with other values:\n"
                 + "\n".join(lines)
-                + "\nExpected the same as long as it is there. Restore the file, or "
-                f"run `shoal cluster down {spec.name}` before."
+                + "\nExpected the same values while the stack exists. Restore the "
+                f"file, or run `shoal cluster down {spec.name}` first."
             )
 
     # --------------------------------------------------------------- making it

@@ -152,11 +152,13 @@ def error_of(
         return denial_of([name], said, region=region, profile=profile)
     if code in SHORT:
         return ProvisionError(
-            f"AWS has not enough for {where}. Expected capacity and a quota for it. "
-            "Take another type or zone, fewer machines, or ask for a higher quota."
+            f"AWS has not enough for {where}. Expected capacity in the zone, and a "
+            "quota of the account. Choose another type or zone, ask for fewer "
+            "machines, or ask AWS for a higher quota."
         )
     return CallRefused(
-        f"AWS refused {where} ({code}). Expected it to be done. Look at the reason.",
+        f"AWS refused {where} ({code}). Expected AWS to accept the call. Correct what "
+        "AWS names as the reason, then repeat the command.",
         code, said,
     )  # fmt: skip
 

@@ -227,7 +227,8 @@ def _image(spec: AwsFile, calls: Calls) -> tuple[Mapping[str, Any], list[str]]:
         tried = [*names, *([pattern] if pattern else [])]
         raise PlanError(
             f"no image for {spec.image} is found in {spec.region}; tried were "
-            f"{', '.join(tried)}. Expected one of them. Name an `image: ami-...`."
+            f"{', '.join(tried)}. Expected one of these in the region. Name an image "
+            "yourself: `image: ami-...`."
         )
     newest = max(images, key=lambda one: str(one.get("CreationDate", "")))
     return newest, checks.faults_of_image(spec, newest)
@@ -349,7 +350,8 @@ def my_address(fetch: Callable[[], str] | None = None) -> str:
     except OSError as error:
         raise PlanError(
             f"ssh_from says 'me', and {ADDRESS_OF_ME} does not answer: {error}. "
-            "Expected a network. Write the address instead."
+            "Expected an answer with the public address of this machine. Write the "
+            "address instead of 'me', such as 203.0.113.7/32."
         ) from error
 
 

@@ -56,8 +56,9 @@ def connect(
         known = store.read(name)
         if known is not None and known.id != told.id:
             raise ConfigError(
-                f"another cluster is called {name} here. Expected none of that name, "
-                f"or the same. End it by `shoal cluster down {name}` before."
+                f"this machine knows another cluster with the name {name}. Expected "
+                f"a free name, or the same cluster. Run `shoal cluster down {name}` "
+                "first, which ends the other one."
             )
         token = "" if known is None else known.token
         store.write(_state(told, facts, token))

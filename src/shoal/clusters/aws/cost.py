@@ -136,8 +136,8 @@ def require_budget(spec: AwsFile, cost: Cost) -> None:
         return
     if cost.hour is None:
         raise PlanError(
-            f"the budget of {budget:,.2f} $ cannot be kept in {spec.region}: unknown "
-            f"is the price of {', '.join(cost.unknown)}. Expected a known list price "
+            f"the budget of {budget:,.2f} $ cannot be checked in {spec.region}: no "
+            f"price is known of {', '.join(cost.unknown)}. Expected a known list price "
             "of every part. Choose types and a region whose prices `shoal cluster "
             "cost` knows, or say `budget_dollars: none` and rely on max_hours."
         )

@@ -77,16 +77,17 @@ class Following:
         name = self._spec.stack
         if state is None:
             raise ProvisionError(
-                f"the stack {name} is gone: somebody deleted it meanwhile. "
-                "Expected it to be made. Run `up` again."
+                f"the stack {name} was deleted while it was being made. "
+                "Expected it to stay. Run `shoal cluster up` again."
             )
         if state.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE"):
             return state
         if state.status not in BUSY or state.status == "ROLLBACK_IN_PROGRESS":
             why = "; ".join(self._stack.failures()) or state.reason
             raise ProvisionError(
-                f"the stack {name} is {state.status}: {why}. Expected it to be "
-                "made. Correct what is named, then `up` again."
+                f"the stack {name} could not be made, its state is {state.status}: "
+                f"{why}. Expected CREATE_COMPLETE. Correct what AWS names, then run "
+                "`shoal cluster up` again."
             )
         return None
 
@@ -102,8 +103,9 @@ class Following:
         for reason in refused_launches(self._calls, group):
             if is_permanent(reason):
                 raise ProvisionError(
-                    f"the cluster {self._spec.name} gets no master: {reason}. Expected "
-                    "one to be launched. Correct what is named, then `up` again."
+                    f"AWS launches no master for cluster {self._spec.name}: {reason}. "
+                    "Expected one machine. Correct what AWS names, then run "
+                    "`shoal cluster up` again."
                 )
             self._once("Masters", f"is not launched: {reason}")
 
@@ -159,9 +161,9 @@ class Following:
         spec = self._spec
         return ProvisionError(
             f"{len(self._ready)} of {spec.workers.count} workers of the cluster "
-            f"{spec.name} came: {reason}. Expected at least workers.min="
-            f"{spec.workers.min}, and the master. Take another type or zone, fewer "
-            "workers, or try later."
+            f"{spec.name} are ready: {reason}. Expected at least workers.min="
+            f"{spec.workers.min}, and the master. Choose another type or zone, ask for "
+            "fewer workers, or try later."
         )
 
     def _tell_nodes(self, found: Sequence[Member], wrong: Sequence[str]) -> None:

@@ -68,7 +68,8 @@ def remove(calls: Calls, name: str, *, account: str, bucket: str) -> list[str]:
             error = told["Errors"][0]
             raise ClusterError(
                 f"{error.get('Key')} in the bucket {bucket} cannot be removed: "
-                f"{error.get('Message')}. Expected all of clusters/{name}. Repeat it."
+                f"{error.get('Message')}. Expected permission to remove all of "
+                f"clusters/{name}. Repeat the command with that permission."
             )
     said.append(
         f"{len(names)} objects of clusters/{name} in the bucket {bucket} are removed."

@@ -237,7 +237,8 @@ class Aws(Provider[AwsFile]):
             if Stack(calls, f"shoal-{state.name}").state() is not None:
                 raise ClusterError(
                     f"the stack shoal-{state.name} is still in {calls.region}. "
-                    "Expected it to be gone before its storage. Repeat `down`."
+                    "Expected the stack to be deleted before its storage. Run "
+                    f"`shoal cluster down {state.name}` again."
                 )
             account = identity_of(calls).account
             known = state.spec.get("storage")

@@ -102,16 +102,16 @@ def published(calls: Calls, place: Place) -> Published:
         )  # fmt: skip
     except CallRefused as error:
         raise ClusterError(
-            f"the cluster {place.name} has not told about itself: {where} cannot be "
-            f"read: {error.said}. Expected what its `up` has written. Wait for that "
-            "`up`, or repeat it on the machine where it ran."
+            f"the description of cluster {place.name} cannot be read from {where}: "
+            f"{error.said}. Expected the file that `shoal cluster up` writes at its "
+            "end. Wait for that `up`, or repeat it on the machine where it ran."
         ) from error
     try:
         return checked(answer["Body"].read(), place)
     except (ValueError, ValidationError) as error:
         raise ClusterError(
-            f"{where} is not what `up` has written: {error}. Expected it unchanged. "
-            "Repeat `up` on the machine where it ran."
+            f"{where} is not what `up` has written: {error}. Expected the file as "
+            "it was written. Repeat `shoal cluster up` on the machine where it ran."
         ) from error
 
 

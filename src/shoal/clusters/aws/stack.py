@@ -125,8 +125,9 @@ class Stack:
             )  # fmt: skip
         except CallRefused as error:
             raise ProvisionError(
-                f"AWS refuses the stack {self.name}: {error.said}. Expected it to be "
-                "made. Correct the file; nothing of the stack is there."
+                f"AWS refuses to make the stack {self.name}: {error.said}. Expected "
+                "values that CloudFormation accepts. Correct the file; nothing was "
+                "made."
             ) from error
         return str(found["StackId"])
 
@@ -193,8 +194,8 @@ class Stack:
             if self._clock.now() > until:
                 raise ClusterError(
                     f"the stack {self.name} is still {state.status} after "
-                    f"{DELETE_LIMIT_S / 60:.0f} minutes. Expected it to be gone. AWS "
-                    "goes on with it; look again later."
+                    f"{DELETE_LIMIT_S / 60:.0f} minutes. Expected it to be deleted. "
+                    "AWS goes on deleting it; run the same command again later."
                 )
             self._clock.sleep(PAUSE_S)
 
