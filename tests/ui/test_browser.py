@@ -222,7 +222,37 @@ def test_values_are_read_by_keys(page: Any, root: Path, served: Served):
     expect(readout).to_contain_text("worker 1 lost: killed by SIGKILL")
     page.keyboard.press("ArrowLeft")
     expect(readout).to_contain_text("1,152 samples")
-    expect(readout).to_have_attribute("aria-live", "polite")
+
+
+def test_values_read_by_held_keys_are_announced_now_and_then(
+    page: Any, root: Path, served: Served
+):
+    run = make_run(root, "fish")
+    page.clock.install()
+    page.goto(f"{served.url}/runs/runs/{run.id}")
+    expect(plots(page)).to_have_count(2)
+    chart = page.get_by_role("group", name="loss against samples")
+    figure = page.locator("figure", has=chart)
+    readout, told = figure.locator(".readout"), figure.get_by_role("status")
+    expect(told).to_have_text("")
+    page.clock.pause_at(page.evaluate("Date.now() + 1000") / 1000)
+    chart.focus()
+    page.keyboard.press("Home")
+    first = readout.inner_text()
+    expect(told).to_have_text(first)
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    expect(readout).to_contain_text("640 samples")
+    page.clock.run_for(4900)
+    expect(told).to_have_text(first)
+    page.clock.run_for(200)
+    expect(told).to_have_text(readout.inner_text())
+    last = readout.inner_text()
+    # What the pointer reads is seen, and not announced.
+    chart.hover(position={"x": 200, "y": 100})
+    page.clock.run_for(20_000)
+    expect(readout).not_to_have_text(last)
+    expect(told).to_have_text(last)
 
 
 def test_losses_of_single_workers_are_drawn_behind(

@@ -1,6 +1,8 @@
 // Charts of a page: uPlot, with the keys, words and colours that it has not by itself.
 // The server merges, smooths and samples; a zoom asks it for the window anew.
 
+import { announce } from "./regions.js";
+
 const uPlot = window.uPlot;
 const box = document.getElementById("charts");
 const DASHES = ["", "6 4", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "8 2 2 2 2 2", "5 5", "14 3 3 3"];
@@ -128,7 +130,9 @@ class Plot {
     this.place.setAttribute("aria-describedby", "chart-keys");
     this.readout = document.createElement("p");
     this.readout.className = "readout";
-    this.readout.setAttribute("role", "status");
+    this.told = document.createElement("span");
+    this.told.className = "hidden";
+    this.told.setAttribute("role", "status");
     this.legend = document.createElement("ul");
     this.legend.className = "legend";
     const tools = document.createElement("p");
@@ -144,7 +148,7 @@ class Plot {
     this.table.append(summary);
     this.table.open = Boolean(before && before.table.open);
     this.table.addEventListener("toggle", () => this.drawTable());
-    this.figure.append(title, this.place, this.readout, this.legend, tools, this.table);
+    this.figure.append(title, this.place, this.readout, this.told, this.legend, tools, this.table);
     if (before) { before.figure.replaceWith(this.figure); before.destroy(); }
     else box.querySelector(`[data-chart-part="${chart.part}"] .figures`).append(this.figure);
     this.place.addEventListener("keydown", (event) => this.key(event));
@@ -366,8 +370,6 @@ class Plot {
   read(u) {
     const { idx } = u.cursor;
     if (idx === null || idx === undefined || u.cursor.left < 0) { this.readout.textContent = ""; return; }
-    // Reading by keys is announced; what the pointer or a change of the run writes is not.
-    this.readout.setAttribute("aria-live", this.isByKey ? "polite" : "off");
     this.at = idx;
     const values = this.lines.flatMap((line, place) => {
       const value = u.data[place + 1][nearest(u, place + 1, idx)];
@@ -378,7 +380,9 @@ class Plot {
     const near = (u.posToVal(6, "x") - u.posToVal(0, "x"));
     const marks = shown.marks.filter((mark) => Math.abs(mark.x - x) <= near).slice(0, 3).map((mark) => mark.text);
     const told = [asText(x), ...values, ...marks].join(" · ");
-    if (this.readout.textContent !== told) this.readout.textContent = told;
+    this.readout.textContent = told;
+    // What the pointer or a change of the run writes is seen, and not announced.
+    if (this.isByKey) announce(this.told, told);
   }
 
   drawMarks(u) {
