@@ -17,15 +17,14 @@ from tests.ui.test_browser import (
     AXE,
     _no_leaks,
     begin,
-    browser,
     expect,
     page,
     plots,
     served,
-    violations,
+    violations_of_themes,
 )
 
-__all__ = ["_no_leaks", "browser", "page", "served"]
+__all__ = ["_no_leaks", "page", "served"]
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
@@ -165,13 +164,11 @@ def test_a_new_run_says_what_it_does(
     expect(page.locator("main")).to_be_focused()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_what_is_found_refused_or_left_out(
-    theme: str, page: Any, root: Path, served: Served, logs: str
+    page: Any, root: Path, served: Served, logs: str
 ):
     if not is_there(packages.AXE, AXE.parent):
         pytest.skip("needs axe-core: python hatch_build.py")
-    page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     run = make_run(root, "eel")
     run.folder.write("experiments/worker-0.log", b"a\nERROR b\nTraceback\n")
     own = f"{served.url}/runs/runs/{run.id}/logs"
@@ -181,4 +178,4 @@ def test_axe_finds_nothing_in_what_is_found_refused_or_left_out(
         page.goto(path)
         if path.startswith(logs):
             expect(page.locator("mark").first).to_be_visible()
-        assert violations(page) == [], path
+        assert violations_of_themes(page) == [], path

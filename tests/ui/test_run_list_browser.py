@@ -16,9 +16,9 @@ from shoal.runs.store import StoredRun, open_run
 from shoal.ui.pages import list_changes
 from tests.s3 import Bucket, s3, s3_endpoint
 from tests.ui.conftest import TOKEN, Served, Serving, make_run
-from tests.ui.test_browser import _no_leaks, browser, expect, page, served, violations
+from tests.ui.test_browser import _no_leaks, expect, page, served, violations
 
-__all__ = ["_no_leaks", "browser", "page", "s3", "s3_endpoint", "served"]
+__all__ = ["_no_leaks", "page", "s3", "s3_endpoint", "served"]
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
