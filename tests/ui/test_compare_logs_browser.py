@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from shoal.runs.store import create
 from shoal.ui import packages
 from shoal.ui.packages import is_there
-from tests.ui.conftest import Served, Serving, make_run
+from tests.ui.conftest import TOKEN, Served, Serving, make_run
 from tests.ui.test_actions import hold
 from tests.ui.test_browser import (
     AXE,
@@ -123,6 +124,29 @@ def test_what_is_said_of_new_lines_is_said_once(page: Any, root: Path, served: S
             expect(page.locator("#lines li").last).to_contain_text(f"line {at}")
         expect(region).to_have_text("New lines appear here.")
         expect(region).to_have_attribute("data-changes", "1")
+
+
+def test_times_of_new_lines_are_in_the_zone_of_the_reader(
+    browser: Any, root: Path, served: Served
+):
+    with begin(root) as run:
+        path = run.log_path(0)
+        assert path is not None
+        path.write_text("line\n")
+        run.event("log_sizes", sizes={0: 5})
+        context = browser.new_context(timezone_id="Asia/Kathmandu")  # UTC + 5:45
+        page = context.new_page()
+        page.goto(f"{served.url}/runs/runs/{run.id}/logs?token={TOKEN}")
+        expect(page.locator("#lines li")).to_have_count(1)
+        with path.open("a") as file:
+            file.write("next\n")
+        times = page.locator("#lines time")
+        expect(times).to_have_count(2)
+        for at in range(2):
+            exact = datetime.fromisoformat(times.nth(at).get_attribute("datetime"))
+            there = exact + timedelta(hours=5, minutes=45)
+            assert times.nth(at).inner_text() == f"{there:%H:%M:%S}"
+        context.close()
 
 
 def test_a_new_run_says_what_it_does(

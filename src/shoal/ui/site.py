@@ -45,6 +45,7 @@ STATIC = {
     "charts.js": ("charts.js", _JS),
     "logs.js": ("logs.js", _JS),
     "regions.js": ("regions.js", _JS),
+    "answers.js": ("answers.js", _JS),
     "uplot.css": ("packages/uplot.css", _CSS),
     "uplot.js": ("packages/uplot.js", _JS),
 }

@@ -1,6 +1,7 @@
 // Charts of a page: uPlot, with the keys, words and colours that it has not by itself.
 // The server merges, smooths and samples; a zoom asks it for the window anew.
 
+import { addressOf, keepAddress } from "./answers.js";
 import { announce } from "./regions.js";
 
 const uPlot = window.uPlot;
@@ -38,25 +39,18 @@ function asText(value) {
 
 function query() {
   const here = new URLSearchParams(location.search);
-  return new URLSearchParams(OWN.filter((name) => here.get(name)).map((name) => [name, here.get(name)]));
+  return new Map(OWN.filter((name) => here.get(name)).map((name) => [name, here.get(name)]));
 }
 
 function change(values) {
-  const address = new URL(location.href);
-  for (const [name, value] of Object.entries(values)) {
-    address.searchParams.delete(name);
-    for (const one of [value].flat()) if (one !== "" && one !== null) address.searchParams.append(name, one);
-  }
-  history.replaceState(null, "", address);
+  keepAddress(values);
   tellFiles();
 }
 
+const withQuery = (path) => addressOf(path, Object.fromEntries(query()));
+
 function tellFiles() {
-  for (const link of document.querySelectorAll("a[data-window]")) {
-    const address = new URL(link.dataset.window, location.href);
-    for (const [name, value] of query()) address.searchParams.set(name, value);
-    link.href = address;
-  }
+  for (const link of document.querySelectorAll("a[data-window]")) link.href = withQuery(link.dataset.window);
 }
 
 // --------------------------------------------------------------------- the data
@@ -65,11 +59,9 @@ async function load() {
   if (asking) asking.abort();
   const own = asking = new AbortController();
   const limit = setTimeout(() => own.abort(), 60000);
-  const address = new URL(box.dataset.series, location.href);
-  for (const [name, value] of query()) address.searchParams.set(name, value);
   document.dispatchEvent(new Event("shoal-ask"));
   try {
-    const answer = await fetch(address, { signal: own.signal });
+    const answer = await fetch(withQuery(box.dataset.series), { signal: own.signal });
     if (!answer.ok) return;
     show(await answer.json());
   } catch (error) {
