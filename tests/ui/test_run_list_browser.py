@@ -145,6 +145,23 @@ def test_counts_follow_what_is_gone(page: Any, root: Path, served: Served):
     assert "chosen" not in page.url
 
 
+def test_new_runs_are_announced_now_and_then(page: Any, root: Path, served: Served):
+    make_run(root, "kept")
+    page.clock.install()
+    page.goto(f"{served.url}/")
+    begun(page)
+    page.clock.pause_at(page.evaluate("Date.now() + 1000") / 1000)
+    news, told = page.locator("#news"), page.locator("#news-told")
+    make_run(root, "one")
+    expect(news).to_have_text("1 new run: show it")
+    expect(told).to_have_text("1 new run: show it")
+    make_run(root, "two")
+    expect(news).to_have_text("2 new runs: show them")
+    expect(told).to_have_text("1 new run: show it")
+    page.clock.run_for(5100)
+    expect(told).to_have_text("2 new runs: show them")
+
+
 def test_the_list_finds_its_server_again(
     browser: Any, root: Path, serving: Serving, monkeypatch: pytest.MonkeyPatch
 ):

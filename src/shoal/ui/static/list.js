@@ -157,7 +157,9 @@ function offer() {
   const many = newRuns.size;
   link.href = location.href;
   link.textContent = many ? (many === 1 ? "1 new run: show it" : `${said(many)} new runs: show them`) : "The list has changed: show it";
-  news.replaceChildren(...(many || isOther ? [link] : []));
+  const offered = many || isOther ? [link] : [];
+  news.replaceChildren(...offered);
+  announce(document.getElementById("news-told"), offered.length ? link.textContent : "");
 }
 
 function showTotal(total) {
