@@ -37,6 +37,13 @@ sys.exit(0 if pathlib.Path("works").exists() and "--plan" in sys.argv else 3)
 FAILED = pytest.StashKey[bool]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the training in a browser first: the others fit beside it."""
+    items.sort(
+        key=lambda item: not all(map(item.get_closest_marker, ("ui", "process")))
+    )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Notes of a test whether it failed, so that a picture of its page is kept."""
