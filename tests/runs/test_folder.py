@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ def test_a_written_file_is_read(folder: Folder):
     assert folder.names("a") == ["b.txt"]
     assert folder.exists("a/b.txt")
     assert not folder.exists("a/c.txt")
+
+
+def test_when_a_file_was_written(folder: Folder):
+    folder.write("a/b.txt", b"hello")
+    assert abs(folder.written_unix("a/b.txt") - time.time()) < 60
+    with pytest.raises(FileNotFoundError):
+        folder.written_unix("a/none.txt")
 
 
 def test_a_missing_folder_is_empty(folder: Folder):

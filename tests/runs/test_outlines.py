@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shoal.runs.catalogue import list_runs, read_summary
+from shoal.runs.catalogue import list_runs, outlines_in, read_summary
 from shoal.runs.events import segment_name, segment_numbers
 from shoal.runs.folder import Folder
-from shoal.runs.outlines import END_BYTES, OUTLINE, read_outline
+from shoal.runs.outlines import END_BYTES, OUTLINE, OutlineCache, read_outline
 from shoal.runs.segments import SegmentLimits
 from shoal.runs.store import StoredRun, create, open_run
 from shoal.runs.summary import LIST_FIELDS
@@ -151,6 +151,16 @@ def test_unchanged_runs_are_not_read_again(
     changed = Folder.at(root).child(first[0].id)
     changed.write(segment_name(max(segment_numbers(changed)) + 1), b'{"kind":"x"}\n')
     assert list_runs(root, cache=tmp_path / "cache") == first
+
+
+def test_what_has_finished_is_known_once_it_was_read(root: str):
+    ends = ("finished", "failed")
+    runs = {end: train(root, epochs=1, each=1, end=end) for end in ends}
+    outlines = OutlineCache(None, root)
+    known = [outlines.has_finished(run.id) for run in runs.values()]
+    list(outlines_in(Folder.at(root), outlines))
+    read = [outlines.has_finished(run.id) for run in runs.values()]
+    assert (known, read) == ([False, False], [True, False])
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"x": 7}'])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import http.client
+import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -34,6 +37,13 @@ sys.exit(0 if pathlib.Path("works").exists() and "--plan" in sys.argv else 3)
 FAILED = pytest.StashKey[bool]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the training in a browser first: the others fit beside it."""
+    items.sort(
+        key=lambda item: not all(map(item.get_closest_marker, ("ui", "process")))
+    )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Notes of a test whether it failed, so that a picture of its page is kept."""
@@ -41,6 +51,64 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.when == "call":
         item.stash[FAILED] = report.failed
     return report
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+OPTIONS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+class Chromium:
+    """The one browser of a process of tests: it takes seconds to start."""
+
+    def __init__(self) -> None:
+        self._api: Any = None
+        self._browser: Any = None
+
+    def opened(self) -> Any:
+        if self._browser is None:
+            api = pytest.importorskip("playwright.sync_api")
+            self._api = api.sync_playwright().start()
+            self._browser = self._api.chromium.launch(
+                executable_path=CHROMIUM, args=OPTIONS
+            )
+        return self._browser
+
+    def close(self) -> None:
+        if self._browser is not None:
+            self._browser.close()
+            self._browser = None
+        if self._api is not None:
+            self._api.stop()
+            self._api = None
+
+
+CHROMIUMS = pytest.StashKey[Chromium]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Closes the browser before a test without one: that may run a loop of its own."""
+    found = item.config.stash.get(CHROMIUMS, None)
+    if found is not None and item.get_closest_marker("ui") is None:
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def chromium(pytestconfig: pytest.Config) -> Iterator[Chromium]:
+    found = pytestconfig.stash[CHROMIUMS] = Chromium()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: Chromium) -> Any:
+    if CHROMIUM is None:
+        if os.environ.get("SHOAL_REQUIRE_BROWSER"):
+            pytest.fail("there is no chromium, and this machine should have one")
+        pytest.skip("needs chromium")
+    return chromium.opened()
 
 
 TOKEN = "right-token-of-the-tests"

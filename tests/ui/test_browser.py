@@ -6,7 +6,6 @@ to another host, and anything that the console calls an error, fails a test.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -26,32 +25,14 @@ from tests.ui.conftest import FAILED, TOKEN, Served, Serving, make_run
 __all__ = ["s3", "s3_endpoint"]
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-OPTIONS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 WIDTHS = (360, 400, 768, 1280, 2560)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        if os.environ.get("SHOAL_REQUIRE_BROWSER"):
-            pytest.fail("there is no chromium, and this machine should have one")
-        pytest.skip("needs chromium")
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        yield found
-        found.close()
 
 
 @pytest.fixture(autouse=True)
 def _no_leaks() -> None:
     """In place of the check of all tests: a browser starts processes as it needs them.
 
-    They end with the browser, and it with this file.
+    They end with the browser: before the next test that needs none.
     """
 
 
@@ -68,10 +49,11 @@ def page(
 ) -> Iterator[Any]:
     """A new context, inside, and everything that it must not do is noted.
 
-    A test that fails leaves a picture and a trace in its folder of pytest.
+    A test that fails leaves a picture, its page and a trace in its folder of pytest.
     """
     context = browser.new_context()
-    context.tracing.start(snapshots=True)
+    # Snapshots of each step would take a third of the time of pages with many rows.
+    context.tracing.start(snapshots=False)
     found = context.new_page()
     found.set_default_timeout(20_000)
     wrong: list[str] = []
@@ -81,10 +63,13 @@ def page(
         "request",
         lambda r: None if r.url.startswith(served.url) else wrong.append(r.url),
     )
-    found.goto(f"{served.url}/?token={TOKEN}")
+    access = served.site.access
+    cookie = {"name": access.cookie, "value": access.session, "url": served.url}
+    context.add_cookies([{**cookie, "httpOnly": True, "sameSite": "Strict"}])
     yield found
     if request.node.stash.get(FAILED, False):
         found.screenshot(path=tmp_path / "failed.png", full_page=True)
+        (tmp_path / "failed.html").write_text(found.content())
         context.tracing.stop(path=tmp_path / "failed.zip")
     context.close()
     assert wrong == []
@@ -97,6 +82,8 @@ def expect(locator: Any) -> Any:
 
 
 def test_the_token_leaves_the_address(page: Any, served: Served):
+    page.context.clear_cookies()
+    page.goto(f"{served.url}/?token={TOKEN}")
     assert page.url == f"{served.url}/"
     expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
@@ -222,7 +209,37 @@ def test_values_are_read_by_keys(page: Any, root: Path, served: Served):
     expect(readout).to_contain_text("worker 1 lost: killed by SIGKILL")
     page.keyboard.press("ArrowLeft")
     expect(readout).to_contain_text("1,152 samples")
-    expect(readout).to_have_attribute("aria-live", "polite")
+
+
+def test_values_read_by_held_keys_are_announced_now_and_then(
+    page: Any, root: Path, served: Served
+):
+    run = make_run(root, "fish")
+    page.clock.install()
+    page.goto(f"{served.url}/runs/runs/{run.id}")
+    expect(plots(page)).to_have_count(2)
+    chart = page.get_by_role("group", name="loss against samples")
+    figure = page.locator("figure", has=chart)
+    readout, told = figure.locator(".readout"), figure.get_by_role("status")
+    expect(told).to_have_text("")
+    page.clock.pause_at(page.evaluate("Date.now() + 1000") / 1000)
+    chart.focus()
+    page.keyboard.press("Home")
+    first = readout.inner_text()
+    expect(told).to_have_text(first)
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    expect(readout).to_contain_text("640 samples")
+    page.clock.run_for(4900)
+    expect(told).to_have_text(first)
+    page.clock.run_for(200)
+    expect(told).to_have_text(readout.inner_text())
+    last = readout.inner_text()
+    # What the pointer reads is seen, and not announced.
+    chart.hover(position={"x": 200, "y": 100})
+    page.clock.run_for(20_000)
+    expect(readout).not_to_have_text(last)
+    expect(told).to_have_text(last)
 
 
 def test_losses_of_single_workers_are_drawn_behind(
@@ -511,6 +528,7 @@ def test_chosen_runs_are_removed(page: Any, root: Path, served: Served):
 
 
 def test_the_theme_is_remembered(page: Any, served: Served):
+    page.goto(f"{served.url}/")
     theme = page.locator("#theme")
     theme.click()
     theme.click()
@@ -520,32 +538,45 @@ def test_the_theme_is_remembered(page: Any, served: Served):
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_page_is_wider_than_the_window(
-    width: int, page: Any, root: Path, served: Served
-):
+def test_no_page_is_wider_than_the_window(page: Any, root: Path, served: Served):
     run = make_run(root, "a" * 120)
     run.folder.write("experiments/worker-0.log", b"x" * 1_000_000)
-    page.set_viewport_size({"width": width, "height": 740})
     own = f"/runs/runs/{run.id}"
     pages = ("/", own, f"{own}/logs", f"/compare?runs=runs/{run.id}", "/new", "/help")
     for path in pages:
-        page.goto(f"{served.url}{path}")
-        if path in (own, pages[3]):
-            expect(plots(page).first).to_be_visible()
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= width, path
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 740})
+            if width == WIDTHS[0]:
+                page.goto(f"{served.url}{path}")
+            if path in (own, pages[3]):
+                expect(plots(page).first).to_be_visible()
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, (path, width)
 
 
 AXE = Path(__file__).parent / "packages" / "axe.js"
 
 
-def violations(page: Any) -> list[str]:
-    """What axe finds on a page, by its rules of WCAG 2.2 A and AA and best practice."""
+COLOURS = ("color-contrast", "link-in-text-block")
+"""The rules of axe whose answer depends on colours."""
+
+
+def violations(page: Any, *rules: str) -> list[str]:
+    """What axe finds on a page, by its rules of WCAG 2.2 A and AA and best practice.
+
+    Args:
+        page: The page.
+        rules: The rules, all of them without any.
+    """
     # In the page's own world the policy would forbid it; a script of the tests may run.
-    page.evaluate(AXE.read_text() + "\n;void 0")
-    rules = "{rules: {'target-size': {enabled: true}}}"
-    found = page.evaluate(f"async () => (await axe.run({rules})).violations")
+    page.evaluate(
+        f"typeof axe === 'undefined' ? (() => {{{AXE.read_text()}}})() : 0; 0"
+    )
+    options: dict[str, Any] = {"rules": {"target-size": {"enabled": True}}}
+    if rules:
+        options = {"runOnly": rules}
+    options["resultTypes"] = ["violations"]
+    found = page.evaluate("async how => (await axe.run(how)).violations", options)
     return [
         f"{one['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
         for one in found
@@ -553,14 +584,18 @@ def violations(page: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+def violations_of_themes(page: Any) -> list[str]:
+    """What axe finds on a page in light, and of its colours in dark."""
+    page.emulate_media(color_scheme="light", reduced_motion="reduce")
+    found = violations(page)
+    page.emulate_media(color_scheme="dark", reduced_motion="reduce")
+    return [*found, *violations(page, *COLOURS)]
+
+
 @pytest.mark.parametrize("state", ["empty", "full", "failed"])
-def test_axe_finds_nothing(
-    state: str, theme: str, page: Any, root: Path, served: Served
-):
+def test_axe_finds_nothing(state: str, page: Any, root: Path, served: Served):
     if not is_there(packages.AXE, AXE.parent):
         pytest.skip("needs axe-core: python hatch_build.py")
-    page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     paths, own = ["/", "/compare", "/new", "/help"], ""
     if state != "empty":
         status = "failed" if state == "failed" else "finished"
@@ -574,9 +609,10 @@ def test_axe_finds_nothing(
         page.goto(f"{served.url}{path}")
         if state != "empty" and path in (own, paths[-1]):
             expect(plots(page).first).to_be_visible()
-        for details in page.locator("details").all():
-            details.evaluate("one => { one.open = true; }")
-        assert violations(page) == [], path
+        page.evaluate(
+            "for (const one of document.querySelectorAll('details')) one.open = true"
+        )
+        assert violations_of_themes(page) == [], path
 
 
 def test_the_keyboard_leads_from_the_list_to_a_stop(
@@ -608,6 +644,7 @@ def test_the_keyboard_leads_from_the_list_to_a_stop(
 
 
 def test_keys_are_listed(page: Any, served: Served):
+    page.goto(f"{served.url}/")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_contain_text("this list")
     page.keyboard.press("Escape")

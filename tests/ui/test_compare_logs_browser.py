@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,20 @@ import pytest
 from shoal.runs.store import create
 from shoal.ui import packages
 from shoal.ui.packages import is_there
-from tests.ui.conftest import Served, Serving, make_run
+from tests.ui.conftest import TOKEN, Served, Serving, make_run
 from tests.ui.test_actions import hold
 from tests.ui.test_browser import (
     AXE,
     _no_leaks,
     begin,
-    browser,
     expect,
     page,
     plots,
     served,
-    violations,
+    violations_of_themes,
 )
 
-__all__ = ["_no_leaks", "browser", "page", "served"]
+__all__ = ["_no_leaks", "page", "served"]
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
@@ -126,6 +126,29 @@ def test_what_is_said_of_new_lines_is_said_once(page: Any, root: Path, served: S
         expect(region).to_have_attribute("data-changes", "1")
 
 
+def test_times_of_new_lines_are_in_the_zone_of_the_reader(
+    browser: Any, root: Path, served: Served
+):
+    with begin(root) as run:
+        path = run.log_path(0)
+        assert path is not None
+        path.write_text("line\n")
+        run.event("log_sizes", sizes={0: 5})
+        context = browser.new_context(timezone_id="Asia/Kathmandu")  # UTC + 5:45
+        page = context.new_page()
+        page.goto(f"{served.url}/runs/runs/{run.id}/logs?token={TOKEN}")
+        expect(page.locator("#lines li")).to_have_count(1)
+        with path.open("a") as file:
+            file.write("next\n")
+        times = page.locator("#lines time")
+        expect(times).to_have_count(2)
+        for at in range(2):
+            exact = datetime.fromisoformat(times.nth(at).get_attribute("datetime"))
+            there = exact + timedelta(hours=5, minutes=45)
+            assert times.nth(at).inner_text() == f"{there:%H:%M:%S}"
+        context.close()
+
+
 def test_a_new_run_says_what_it_does(
     page: Any, root: Path, served: Served, serving: Serving
 ):
@@ -165,13 +188,11 @@ def test_a_new_run_says_what_it_does(
     expect(page.locator("main")).to_be_focused()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_what_is_found_refused_or_left_out(
-    theme: str, page: Any, root: Path, served: Served, logs: str
+    page: Any, root: Path, served: Served, logs: str
 ):
     if not is_there(packages.AXE, AXE.parent):
         pytest.skip("needs axe-core: python hatch_build.py")
-    page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     run = make_run(root, "eel")
     run.folder.write("experiments/worker-0.log", b"a\nERROR b\nTraceback\n")
     own = f"{served.url}/runs/runs/{run.id}/logs"
@@ -181,4 +202,4 @@ def test_axe_finds_nothing_in_what_is_found_refused_or_left_out(
         page.goto(path)
         if path.startswith(logs):
             expect(page.locator("mark").first).to_be_visible()
-        assert violations(page) == [], path
+        assert violations_of_themes(page) == [], path

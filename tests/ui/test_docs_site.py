@@ -17,12 +17,11 @@ import pytest
 from shoal.ui import packages
 from shoal.ui.packages import is_there
 from tests.support.site import Site, build
-from tests.ui.test_browser import AXE, browser, violations
+from tests.ui.test_browser import AXE, violations
 
 pytest.importorskip("mkdocs")
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(300)]
-__all__ = ["browser"]
 THEMES = {"light": "default", "dark": "slate"}
 PAGES = (
     "", "404.html", "tutorial/", "tutorial/1-laptop/", "tutorial/3-compare/",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.ui.test_browser import browser  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -40,8 +39,10 @@ Box = list[float]
 
 
 @pytest.fixture(scope="module")
-def page(browser: Any) -> Any:  # noqa: F811
-    return browser.new_page()
+def page(browser: Any) -> Iterator[Any]:
+    found = browser.new_page()
+    yield found
+    found.close()
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,8 @@ from shoal.host.locks import HeldLock
 from shoal.runs import catalogue
 from shoal.runs.catalogue import run_ids
 from shoal.runs.folder import Folder
-from shoal.runs.store import create
+from shoal.runs.outlines import OUTLINE
+from shoal.runs.store import create, open_run
 from shoal.runs.writer import LOCK
 from shoal.ui import storage_calls
 from shoal.ui.pages import list_changes
@@ -236,6 +237,83 @@ def test_the_stream_tells_of_runs_that_go_on(
     shutil.rmtree(root / run.id)
     assert data_of(stream, "list")["gone"] == [f"runs/{run.id}"]
     stream.close()
+
+
+def test_the_stream_tells_of_runs_of_a_storage_that_go_on(
+    serving: Serving, away: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(list_changes, "REST_S", 0.05)
+    run, _ = make_run(away, "cod", status="interrupted"), make_run(away, "eel")
+    served = serving.start(away)
+    [key] = served.site.roots
+    served.ask("/")
+    stream = Stream(served, "/events")
+    assert data_of(stream, "begun")["changed"] == [f"{key}/{run.id}"]
+    with open_run(run.folder.url) as again:
+        again.event("run_resumed", workers=2)
+        news = data_of(stream, "list")
+        assert news == {"gone": [], "new": [], "changed": [f"{key}/{run.id}"]}
+        rows = served.ask(f"/?part=rows&run={key}/{run.id}").text
+        assert 'data-state="interrupted"' not in rows
+    stream.close()
+    # A page that comes back hears what it has not seen, and nothing of a later time.
+    written = run.folder.written_unix(OUTLINE)
+    for last, changed in ((written - 9e5, [f"{key}/{run.id}"]), (written + 9e5, [])):
+        stream = Stream(served, "/events", f"{last:.3f}")
+        names = [f"{key}/{run.id}"] if changed else []
+        assert data_of(stream, "begun")["changed"] == names
+        stream.close()
+
+
+def test_a_storage_is_asked_of_few_runs_and_only_for_those_who_look(
+    serving: Serving, root: Path, away: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(list_changes, "REST_S", 0.05)
+    monkeypatch.setattr(list_changes, "MOST_ASKED", 2)
+    asked: list[str] = []
+    written = Folder.written_unix
+
+    def noted(folder: Folder, name: str) -> float:
+        assert threading.current_thread() is not threading.main_thread()
+        asked.append(folder.name)
+        return written(folder, name)
+
+    monkeypatch.setattr(Folder, "written_unix", noted)
+    make_run(root, "cod", status="interrupted")
+    here = serving.start(root)
+    stream = Stream(here, "/events")
+    data_of(stream, "begun")
+    make_run(root, "eel")
+    data_of(stream, "list")
+    stream.close()
+    assert asked == []  # a root on a disk of this machine
+    for name, status in (("a", "failed"), ("b", "interrupted"), ("c", "failed")):
+        make_run(away, name, status=status)
+    make_run(away, "d")  # has finished, as the list knows: nothing resumes it
+    served = serving.start(away)
+    served.ask("/")
+    assert asked == []
+    stream = Stream(served, "/events")
+    data_of(stream, "begun")
+    make_run(away, "e", status="failed")
+    data_of(stream, "list")
+    stream.close()
+    names = [name.split("-")[3] for name in asked]
+    assert sorted(names[:2]) == ["b", "c"]
+    assert set(names) == {"b", "c", "e"}
+
+
+def test_pages_share_what_they_ask_of_a_storage(serving: Serving, away: str):
+    make_run(away, "cod")
+    served = serving.start(away)
+    Away.asked = 0
+    known = list_changes._listed(served.site, {}, 0.0)
+    assert list_changes._listed(served.site, known, 30.0) == known
+    assert Away.asked == 1
+    make_run(away, "eel")
+    Away.asked = 0
+    assert len(list_changes._listed(served.site, known, 0.0)) == 2
+    assert Away.asked == 1
 
 
 def test_a_page_hears_what_changed_since_it_was_read(serving: Serving, root: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 
 from shoal.runs.events import encode, segment_name, segment_numbers
 from shoal.runs.outlines import OUTLINE
-from shoal.runs.store import StoredRun
+from shoal.runs.store import StoredRun, open_run
 from shoal.ui.pages import list_changes
+from tests.s3 import Bucket, s3, s3_endpoint
 from tests.ui.conftest import TOKEN, Served, Serving, make_run
-from tests.ui.test_browser import _no_leaks, browser, expect, page, served, violations
+from tests.ui.test_browser import _no_leaks, expect, page, served, violations
 
-__all__ = ["_no_leaks", "browser", "page", "served"]
+__all__ = ["_no_leaks", "page", "s3", "s3_endpoint", "served"]
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
@@ -26,6 +28,14 @@ def rows(page: Any) -> Any:
 
 def tick(page: Any, name: str) -> Any:
     return page.get_by_label(re.compile(f"^Choose .*-{name}-"))
+
+
+@pytest.fixture
+def other(browser: Any) -> Iterator[Any]:
+    """A page of a server that a test starts itself."""
+    context = browser.new_context()
+    yield context.new_page()
+    context.close()
 
 
 def begun(page: Any) -> None:
@@ -83,6 +93,22 @@ def go_on(run: StoredRun) -> None:
     folder.fs.rm(folder.where(OUTLINE))  # changes the folder, as a new one does
 
 
+def test_a_run_of_a_bucket_that_goes_on_elsewhere_is_shown(
+    other: Any, serving: Serving, s3: Bucket, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(list_changes, "REST_S", 0.2)
+    place = f"{s3.url}/runs"
+    run = make_run(place, "cod", status="interrupted")
+    s3.make_older(f"runs/{run.id}/{OUTLINE}", 3600.0)
+    served = serving.start(place)
+    other.goto(f"{served.url}/?token={TOKEN}")
+    begun(other)
+    expect(rows(other)).to_contain_text("interrupted")
+    with open_run(run.folder.url) as again:
+        again.event("run_resumed", workers=2)
+        expect(rows(other)).to_contain_text("running")
+
+
 def test_a_run_that_goes_on_elsewhere_is_shown_and_found(
     page: Any, root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ):
@@ -117,6 +143,23 @@ def test_counts_follow_what_is_gone(page: Any, root: Path, served: Served):
     expect(page.locator("#count")).to_have_text("1 of 1 run")
     expect(page.locator("#chosen")).to_have_text("")
     assert "chosen" not in page.url
+
+
+def test_new_runs_are_announced_now_and_then(page: Any, root: Path, served: Served):
+    make_run(root, "kept")
+    page.clock.install()
+    page.goto(f"{served.url}/")
+    begun(page)
+    page.clock.pause_at(page.evaluate("Date.now() + 1000") / 1000)
+    news, told = page.locator("#news"), page.locator("#news-told")
+    make_run(root, "one")
+    expect(news).to_have_text("1 new run: show it")
+    expect(told).to_have_text("1 new run: show it")
+    make_run(root, "two")
+    expect(news).to_have_text("2 new runs: show them")
+    expect(told).to_have_text("1 new run: show it")
+    page.clock.run_for(5100)
+    expect(told).to_have_text("2 new runs: show them")
 
 
 def test_the_list_finds_its_server_again(

@@ -15,7 +15,7 @@ from shoal.runs.catalogue import read_summary, run_ids
 from shoal.runs.folder import Folder
 from shoal.ui.starting import Starter
 from tests.ui.conftest import TOKEN, Served, Serving
-from tests.ui.test_browser import browser, expect, plots  # noqa: F401 - a fixture
+from tests.ui.test_browser import plots
 
 pytestmark = [
     pytest.mark.ui, pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(300)
@@ -50,7 +50,7 @@ def served(serving: Serving, root: Path) -> Served:
 
 
 def test_a_training_from_its_form_to_its_model(
-    browser: Any, root: Path, served: Served  # noqa: F811
+    browser: Any, root: Path, served: Served
 ):  # fmt: skip
     (root.parent / "train.py").write_text(SCRIPT)
     context = browser.new_context()

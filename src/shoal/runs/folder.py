@@ -7,6 +7,7 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
@@ -156,6 +157,17 @@ class Folder:
         if self.is_local:
             return Path(self.where(name)).stat().st_size
         return int(self.fs.size(self.where(name)))
+
+    def written_unix(self, name: str) -> float:
+        """Returns when a file was written, by the clock of its disk or storage.
+
+        Returns:
+            Unix seconds. Some storages know whole seconds only.
+        """
+        if self.is_local:
+            return Path(self.where(name)).stat().st_mtime
+        found: datetime = self.fs.modified(self.where(name))
+        return found.timestamp()
 
     def total_bytes(self) -> int:
         """Returns the bytes of all files in the folder; links are not followed.

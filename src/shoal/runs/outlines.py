@@ -145,6 +145,11 @@ class OutlineCache:
             found = self._final[name] = kept, _judged(folder, kept)
         return found[1]
 
+    def has_finished(self, name: str) -> bool:
+        """Returns whether a run had finished when it was read: nothing resumes it."""
+        kept = self._known.get(name)
+        return kept is not None and kept.summary.status == "finished"
+
     def save(self, names: Iterable[str]) -> None:
         """Writes the file, if something in it has changed.
 

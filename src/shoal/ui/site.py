@@ -45,6 +45,7 @@ STATIC = {
     "charts.js": ("charts.js", _JS),
     "logs.js": ("logs.js", _JS),
     "regions.js": ("regions.js", _JS),
+    "answers.js": ("answers.js", _JS),
     "uplot.css": ("packages/uplot.css", _CSS),
     "uplot.js": ("packages/uplot.js", _JS),
 }
@@ -130,13 +131,14 @@ class Site:
         return clean(shlex.join(["shoal", *words]))
 
     def ask_roots(
-        self, kind: str, call: Callable[[Root], T]
+        self, kind: str, call: Callable[[Root], T], *, fresh_s: float = 0.0
     ) -> list[tuple[Root, Callable[[], T]]]:
         """Asks all roots the same; those on storages at once, in threads.
 
         Args:
-            kind: What is asked, "rows" or "names".
+            kind: What is asked, "rows" or "times".
             call: Asks one root.
+            fresh_s: Seconds for which an answer of a storage serves others who ask.
 
         Returns:
             Each root, and a function that returns or raises its answer. It raises
@@ -144,13 +146,14 @@ class Site:
         """
         limit_s = storage_calls.LIMIT_S if len(self.roots) > 1 else None
 
-        def begun(root: Root) -> Callable[[], T]:
+        def asking(root: Root) -> Callable[[], T]:
             asked = partial(call, root)
             if root.folder.is_local:
                 return asked
-            return partial(self.calls.begin((kind, root.key), asked).result, limit_s)
+            begun = self.calls.begin((kind, root.key), asked, fresh_s)
+            return partial(begun.result, limit_s)
 
-        return [(root, begun(root)) for root in self.roots.values()]
+        return [(root, asking(root)) for root in self.roots.values()]
 
     def find(self, key: str, run: str) -> Folder:
         """Returns the folder of a run that an address names.

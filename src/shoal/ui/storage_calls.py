@@ -56,9 +56,14 @@ class Call(Generic[T]):
             raise LateError from None
 
     @property
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.began
+
+    @property
     def is_late(self) -> bool:
         """Whether it has taken longer than a page waits, and still runs."""
-        return not self.future.done() and time.monotonic() - self.began >= LIMIT_S
+        return not self.future.done() and self.age_s >= LIMIT_S
 
     def _run(self) -> None:
         try:
@@ -79,16 +84,19 @@ class Calls:
         self._lock = threading.Lock()
         self._last: dict[object, Call[Any]] = {}
 
-    def begin(self, key: object, call: Callable[[], T]) -> Call[T]:
-        """Begins a call, or returns the one of the same key that is late.
+    def begin(
+        self, key: object, call: Callable[[], T], fresh_s: float = 0.0
+    ) -> Call[T]:
+        """Begins a call, or returns the one of the same key that is late, or new.
 
         Args:
             key: What it is for.
             call: What is called.
+            fresh_s: Seconds since its beginning for which one is new.
         """
         with self._lock:
             last = self._last.get(key)
-            if last is not None and last.is_late:
+            if last is not None and (last.is_late or last.age_s < fresh_s):
                 return last
             made = self._last[key] = Call(call)
         made.start()

@@ -7,6 +7,8 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import anyio
@@ -14,7 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from shoal.runs.catalogue import run_ids
+from shoal.runs.catalogue import MOST_READS, run_ids
+from shoal.runs.outlines import OUTLINE
 from shoal.ui.site import Root, Site
 from shoal.ui.watching import MOST_STREAMS
 
@@ -24,8 +27,10 @@ AGAIN_S = 1.0
 LOOK_S, REST_S = 5.0, 30.0
 """Seconds between two looks at runs that are known: at local disks, and where nothing
 tells of changes. There roots are listed as seldom: that may cost money."""
-SLACK_S = 1.0
-"""Seconds by which the clock of a file system may be behind."""
+MOST_ASKED = 100
+"""Runs of a storage that one look asks when they changed last; a request each."""
+SLACK_S, FAR_SLACK_S = 1.0, 60.0
+"""Seconds by which the clock of a file system may be behind, and that of a storage."""
 _TIME = re.compile(r"[0-9]{1,11}(\.[0-9]{1,6})?")
 
 Known = dict[str, float]
@@ -33,6 +38,7 @@ Known = dict[str, float]
 
 It is the time at which a file was made or replaced directly in its folder: the lock as
 a process begins to write the run, and the outline: then, after each epoch, at the end.
+On a storage it is that of the outline.
 """
 
 
@@ -51,12 +57,13 @@ async def stream_list(site: Site, request: Request) -> Response:
         roots = list(site.roots.values())
         async with site.watcher.watching([root.folder for root in roots]) as waker:
             woken, at = waker.woken, time.time()
-            known = await anyio.to_thread.run_sync(_listed, site, Known())
+            known = await anyio.to_thread.run_sync(_listed, site, Known(), 0.0)
             looked = said = time.monotonic()
             is_exact = all(root.folder.is_local for root in roots)
             since = float(asked) if _TIME.fullmatch(asked) else at
             begun = {"count": len(known) if is_exact else None}
-            yield _event("begun", {**begun, "changed": _since(known, since)}, at)
+            changed = _since(site, known, since)
+            yield _event("begun", {**begun, "changed": changed}, at)
             while not site.is_ending():
                 look_s = LOOK_S if waker.is_told else REST_S
                 await waker.wait(min(look_s, BEAT_S))
@@ -65,8 +72,10 @@ async def stream_list(site: Site, request: Request) -> Response:
                     await anyio.sleep(AGAIN_S)
                 if is_woken or time.monotonic() - looked >= look_s:
                     woken, at = waker.woken, time.time()
-                    look = _looked if waker.is_told and not is_woken else _listed
-                    found = await anyio.to_thread.run_sync(look, site, known)
+                    look = partial(_listed, site, known, look_s / 2)
+                    if waker.is_told and not is_woken:
+                        look = partial(_looked, site, known)
+                    found = await anyio.to_thread.run_sync(look)
                     looked = time.monotonic()
                     news, known = _news(known, found), found
                     if any(news.values()):
@@ -84,14 +93,14 @@ def _event(kind: str, content: Any, at: float) -> str:
     return f"id: {at:.3f}\nevent: {kind}\ndata: {json.dumps(content)}\n\n"
 
 
-def _since(known: Known, since: float) -> list[str]:
-    """Returns runs that have changed since a time.
+def _since(site: Site, known: Known, since: float) -> list[str]:
+    """Returns runs that have changed since a time, by the clocks of their roots."""
 
-    Example:
-        >>> _since({"runs/a": 7.0, "runs/b": 9.5}, 9.0)
-        ['runs/b']
-    """
-    return sorted(name for name, at in known.items() if at >= since - SLACK_S)
+    def has_changed(name: str, at: float) -> bool:
+        is_local = site.roots[name.partition("/")[0]].folder.is_local
+        return at >= since - (SLACK_S if is_local else FAR_SLACK_S)
+
+    return sorted(name for name, at in known.items() if has_changed(name, at))
 
 
 def _news(known: Known, found: Known) -> Mapping[str, list[str]]:
@@ -109,29 +118,48 @@ def _news(known: Known, found: Known) -> Mapping[str, list[str]]:
     }
 
 
-def _listed(site: Site, known: Known) -> Known:
-    """Lists all runs; those of a root that cannot be read now are as they were."""
+def _listed(site: Site, known: Known, fresh_s: float) -> Known:
+    """Lists all runs; those of a root that cannot be read now are as they were.
+
+    Args:
+        site: The site.
+        known: What was known of them.
+        fresh_s: Seconds for which what another page has asked of a storage serves this
+            one: it must be newer than `known`.
+    """
     found = Known()
-    for root, answer in site.ask_roots("names", _names_in):
+    asked = site.ask_roots("times", partial(_times_in, site, known), fresh_s=fresh_s)
+    for root, answer in asked:
         try:
-            names = answer()
+            found |= answer()
         except Exception:  # a file system of fsspec may raise anything
             own = f"{root.key}/"
             found |= {name: at for name, at in known.items() if name.startswith(own)}
-        else:
-            found |= _times(root, names)
     return found
 
 
-def _names_in(root: Root) -> list[str]:
+def _times_in(site: Site, known: Known, root: Root) -> Known:
     if root.folder.is_local:
-        return run_ids(root.folder.url)
-    # On a storage a look at each of them would be a request each.
-    return [name for name in root.folder.names() if not name.startswith(".")]
+        return _times(root, run_ids(root.folder.url))
+    names = [name for name in root.folder.names() if not name.startswith(".")]
+    found = {name: known.get(f"{root.key}/{name}", 0.0) for name in names}
+    outlines = site.outlines_of(root)
+    asked = [name for name in names if not outlines.has_finished(name)][-MOST_ASKED:]
+
+    def written(name: str) -> float:
+        try:
+            return root.folder.child(name).written_unix(OUTLINE)
+        except Exception:  # there is none, or a file system of fsspec, as above
+            return found[name]
+
+    if asked:
+        with ThreadPoolExecutor(MOST_READS, "shoal-times") as readers:
+            found |= zip(asked, readers.map(written, asked), strict=True)
+    return {f"{root.key}/{name}": at for name, at in found.items()}
 
 
 def _looked(site: Site, known: Known) -> Known:
-    """Looks at the runs that are known, on local disks: of others nothing is told."""
+    """Looks at the runs that are known, all on local disks that tell of changes."""
     found = Known()
     for root in site.roots.values():
         own = f"{root.key}/"
@@ -141,8 +169,6 @@ def _looked(site: Site, known: Known) -> Known:
 
 
 def _times(root: Root, names: Iterable[str]) -> Known:
-    if not root.folder.is_local:
-        return {f"{root.key}/{name}": 0.0 for name in names}
     start = root.folder.path
     return {f"{root.key}/{name}": _changed(f"{start}/{name}") for name in names}
 

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from starlette.concurrency import run_in_threadpool
@@ -30,7 +30,7 @@ from shoal.runs.logs import (
     search_block,
 )
 from shoal.runs.store import LOGS
-from shoal.ui.site import Site, clean, iso
+from shoal.ui.site import Site
 from shoal.ui.watching import MOST_STREAMS
 
 MOST_FOUND = 500
@@ -200,7 +200,9 @@ async def send_new(site: Site, request: Request) -> Response:
     """
     params, query = request.path_params, request.query_params
     folder = await run_in_threadpool(site.find, params["root"], params["run"])
-    asked = site, folder, query.get("ends", ""), query.get("rank", "")
+    asked = (
+        site, params["root"], folder, query.get("ends", ""), query.get("rank", "")
+    )  # fmt: skip
     if not query.get("wait") or site.watcher.count >= MOST_STREAMS:
         return _as_json(await run_in_threadpool(_new, *asked, -math.inf))
     until = time.monotonic() + WAIT_S
@@ -216,36 +218,33 @@ async def send_new(site: Site, request: Request) -> Response:
 
 
 def _new(
-    site: Site, folder: Folder, after: str, one: str, told: float
+    site: Site, root: str, folder: Folder, after: str, one: str, told: float
 ) -> dict[str, Any]:
     """Returns new lines, the positions behind them, and whether the run has ended."""
     view = site.views.of(folder)
     view.advance(told)
     is_over, times = view.summary().status != "running", view.log_times
     # Of the last moment a run that goes on has not told the time yet: it is now.
-    now = time.time() if times and not is_over else 0.0
+    now = time.time() if times and not is_over else None
     ends = _ends(after)
     only = _rank(one, ranks_of(folder))
-    lines: list[dict[str, Any]] = []
+    rows: list[Row] = []
     try:
         for rank in ranks_of(folder) if only is None else [only]:
-            left = MOST_NEW - len(lines)
+            left = MOST_NEW - len(rows)
             if left <= 0:
                 break
             new = page(folder, rank, ends.get(rank, 0), has_ends=not is_over)
             ends[rank] = new.end
-            lines += [
-                {
-                    "rank": rank,
-                    "offset": row.line.offset,
-                    "text": clean(row.line.text),
-                    "time": iso(row.time or now),
-                    "bad": row.is_bad,
-                }
+            rows += [
+                replace(row, time=row.time or now)
                 for row in _rows(rank, new.lines, times)
             ]
     except ShoalError as error:
         raise HTTPException(409, str(error)) from error
+    names = {"root": root, "id": folder.name}
+    text = site.text_of("log_rows.html", rows=rows, **names) if rows else ""
+    lines = f'<ol class="log">{text}</ol>' if rows else ""
     return {"lines": lines, "ends": ends, "is_over": is_over}
 
 

@@ -12,6 +12,7 @@ import secrets
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from glob import has_magic
 from pathlib import Path
 from typing import Any
@@ -363,8 +364,9 @@ def _scripts(home: Path) -> list[str]:
     return found[:MOST_FILES]
 
 
+@cache
 def _about() -> list[dict[str, Any]]:
-    """Returns what each strategy says of itself."""
+    """Returns what each strategy says of itself; plug-ins are looked for once."""
     found: list[dict[str, Any]] = []
     for name in (strategies.Auto.name, *strategies.registry.names()):
         with suppress(ShoalError, ImportError):

@@ -241,7 +241,7 @@ def show_runs(site: Site, request: Request) -> Response:
         with ThreadPoolExecutor(MOST_READS, "shoal-rows") as readers:
             found = readers.map(lambda name: _row_of(site, name), named)
             rows = [row for row in found if row is not None]
-        return HTMLResponse(_text_of(site, rows))
+        return HTMLResponse(f"<table>{_text_of(site, rows)}</table>")
     words, state = query.get("q", "")[:200], query.get("state", "")
     state = state if state in STATES else ""
     order = query.get("order", "-started")

@@ -1,6 +1,9 @@
 // Charts of a page: uPlot, with the keys, words and colours that it has not by itself.
 // The server merges, smooths and samples; a zoom asks it for the window anew.
 
+import { addressOf, keepAddress } from "./answers.js";
+import { announce } from "./regions.js";
+
 const uPlot = window.uPlot;
 const box = document.getElementById("charts");
 const DASHES = ["", "6 4", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "8 2 2 2 2 2", "5 5", "14 3 3 3"];
@@ -36,25 +39,23 @@ function asText(value) {
 
 function query() {
   const here = new URLSearchParams(location.search);
-  return new URLSearchParams(OWN.filter((name) => here.get(name)).map((name) => [name, here.get(name)]));
+  return new Map(OWN.filter((name) => here.get(name)).map((name) => [name, here.get(name)]));
+}
+
+function windowAsked() {
+  const here = query();
+  return here.get("from") && here.get("to") ? [Number(here.get("from")), Number(here.get("to"))] : null;
 }
 
 function change(values) {
-  const address = new URL(location.href);
-  for (const [name, value] of Object.entries(values)) {
-    address.searchParams.delete(name);
-    for (const one of [value].flat()) if (one !== "" && one !== null) address.searchParams.append(name, one);
-  }
-  history.replaceState(null, "", address);
+  keepAddress(values);
   tellFiles();
 }
 
+const withQuery = (path) => addressOf(path, Object.fromEntries(query()));
+
 function tellFiles() {
-  for (const link of document.querySelectorAll("a[data-window]")) {
-    const address = new URL(link.dataset.window, location.href);
-    for (const [name, value] of query()) address.searchParams.set(name, value);
-    link.href = address;
-  }
+  for (const link of document.querySelectorAll("a[data-window]")) link.href = withQuery(link.dataset.window);
 }
 
 // --------------------------------------------------------------------- the data
@@ -63,11 +64,9 @@ async function load() {
   if (asking) asking.abort();
   const own = asking = new AbortController();
   const limit = setTimeout(() => own.abort(), 60000);
-  const address = new URL(box.dataset.series, location.href);
-  for (const [name, value] of query()) address.searchParams.set(name, value);
   document.dispatchEvent(new Event("shoal-ask"));
   try {
-    const answer = await fetch(address, { signal: own.signal });
+    const answer = await fetch(withQuery(box.dataset.series), { signal: own.signal });
     if (!answer.ok) return;
     show(await answer.json());
   } catch (error) {
@@ -116,35 +115,19 @@ class Plot {
   constructor(chart, before) {
     this.take(chart);
     this.isLog = shown.isLog;
-    this.figure = document.createElement("figure");
-    const title = document.createElement("figcaption");
-    title.textContent = chart.name;
-    this.place = document.createElement("div");
-    this.place.className = "plot";
-    this.place.tabIndex = 0;
-    this.place.setAttribute("role", "group");
-    this.place.setAttribute("aria-roledescription", "chart");
-    this.place.setAttribute("aria-label", `${chart.name} against ${shown.label}`);
-    this.place.setAttribute("aria-describedby", "chart-keys");
-    this.readout = document.createElement("p");
-    this.readout.className = "readout";
-    this.readout.setAttribute("role", "status");
-    this.legend = document.createElement("ul");
-    this.legend.className = "legend";
-    const tools = document.createElement("p");
-    tools.className = "tools";
-    tools.append(
+    const label = `${chart.name} against ${shown.label}`;
+    this.place = make("div", { class: "plot", tabindex: 0, role: "group", "aria-roledescription": "chart", "aria-label": label, "aria-describedby": "chart-keys" });
+    this.readout = make("p", { class: "readout" });
+    this.told = make("span", { class: "hidden", role: "status" });
+    this.legend = make("ul", { class: "legend" });
+    const tools = make("p", { class: "tools" },
       button("Zoom in", () => this.zoom(0.5)), button("Zoom out", () => this.zoom(2)),
-      button("Whole", () => this.whole()), button("PNG", () => this.save()),
-    );
+      button("Whole", () => this.whole()), button("PNG", () => this.save()));
     for (const one of tools.children) one.setAttribute("aria-label", `${one.textContent}: ${chart.name}`);
-    this.table = document.createElement("details");
-    const summary = document.createElement("summary");
-    summary.textContent = `${chart.name} as a table`;
-    this.table.append(summary);
+    this.table = make("details", {}, make("summary", {}, `${chart.name} as a table`));
     this.table.open = Boolean(before && before.table.open);
     this.table.addEventListener("toggle", () => this.drawTable());
-    this.figure.append(title, this.place, this.readout, this.legend, tools, this.table);
+    this.figure = make("figure", {}, make("figcaption", {}, chart.name), this.place, this.readout, this.told, this.legend, tools, this.table);
     if (before) { before.figure.replaceWith(this.figure); before.destroy(); }
     else box.querySelector(`[data-chart-part="${chart.part}"] .figures`).append(this.figure);
     this.place.addEventListener("keydown", (event) => this.key(event));
@@ -203,13 +186,8 @@ class Plot {
     const body = table.createTBody();
     for (const x of places(lines)) row(body, "td", [asPlace(x), ...lines.map((line) => valueAt(line, x))]);
     if (old) { old.querySelector("table").replaceWith(table); return; }
-    const region = document.createElement("div");
-    region.className = "wide";
-    region.tabIndex = 0;
-    region.setAttribute("role", "region");
-    region.setAttribute("aria-label", `Table of ${this.chart.name}`);
-    region.append(table);
-    this.table.append(region);
+    const label = `Table of ${this.chart.name}`;
+    this.table.append(make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": label }, table));
   }
 
   destroy() { this.size.disconnect(); this.sight.disconnect(); this.uplot.destroy(); }
@@ -221,8 +199,7 @@ class Plot {
   }
 
   window() {
-    const here = query();
-    if (here.get("from") && here.get("to")) return [Number(here.get("from")), Number(here.get("to"))];
+    if (windowAsked()) return windowAsked();
     const xs = this.uplot ? this.uplot.data[0] : null;
     return xs && xs.length ? [xs[0], xs[xs.length - 1]] : null;
   }
@@ -246,8 +223,7 @@ class Plot {
       padding: [10, 16, 0, 0],
       scales: {
         x: { time: shown.x === "time", range: (_, low, high) => {
-          const here = query();
-          if (here.get("from") && here.get("to")) return [Number(here.get("from")), Number(here.get("to"))];
+          if (windowAsked()) return windowAsked();
           const first = Math.min(low, ...this.faint.map((line) => line.x[0]));
           const last = Math.max(high, ...this.faint.map((line) => line.x[line.x.length - 1]));
           return first === last ? [first - 0.5, last + 0.5] : [first, last];
@@ -272,8 +248,7 @@ class Plot {
 
   // Lowest and highest y, that of the faint lines too.
   range(low, high) {
-    const here = query();
-    const [from, to] = [Number(here.get("from") || -Infinity), Number(here.get("to") || Infinity)];
+    const [from, to] = windowAsked() || [-Infinity, Infinity];
     let [least, most] = [low === null ? Infinity : low, high === null ? -Infinity : high];
     for (const line of this.shownFaint()) {
       line.y.forEach((y, at) => {
@@ -366,8 +341,6 @@ class Plot {
   read(u) {
     const { idx } = u.cursor;
     if (idx === null || idx === undefined || u.cursor.left < 0) { this.readout.textContent = ""; return; }
-    // Reading by keys is announced; what the pointer or a change of the run writes is not.
-    this.readout.setAttribute("aria-live", this.isByKey ? "polite" : "off");
     this.at = idx;
     const values = this.lines.flatMap((line, place) => {
       const value = u.data[place + 1][nearest(u, place + 1, idx)];
@@ -378,7 +351,9 @@ class Plot {
     const near = (u.posToVal(6, "x") - u.posToVal(0, "x"));
     const marks = shown.marks.filter((mark) => Math.abs(mark.x - x) <= near).slice(0, 3).map((mark) => mark.text);
     const told = [asText(x), ...values, ...marks].join(" · ");
-    if (this.readout.textContent !== told) this.readout.textContent = told;
+    this.readout.textContent = told;
+    // What the pointer or a change of the run writes is seen, and not announced.
+    if (this.isByKey) announce(this.told, told);
   }
 
   drawMarks(u) {
@@ -406,9 +381,7 @@ class Plot {
       one.dataset.group = name;
       one.setAttribute("aria-pressed", String(!hidden.has(name)));
       one.prepend(key(line.style));
-      const item = document.createElement("li");
-      item.append(one);
-      this.legend.append(item);
+      this.legend.append(make("li", {}, one));
     }
   }
 
@@ -453,14 +426,9 @@ function span() {
 }
 
 function row(to, kind, texts) {
-  const found = to.insertRow();
-  texts.forEach((one, at) => {
-    const cell = document.createElement(at ? kind : "th");
-    if (cell.tagName === "TH") cell.scope = kind === "th" ? "col" : "row";
-    if (at) cell.className = "end";
-    cell.textContent = one;
-    found.append(cell);
-  });
+  const cells = texts.map((one, at) => (at ? make(kind, kind === "th" ? { scope: "col", class: "end" } : { class: "end" }, one)
+    : make("th", { scope: kind === "th" ? "col" : "row" }, one)));
+  to.insertRow().append(...cells);
 }
 
 // Places of a table: of each line as many, its first and last among them.
@@ -479,10 +447,15 @@ function valueAt(line, x) {
   return at < 0 ? "" : text(line.y[at]);
 }
 
+function make(tag, values, ...children) {
+  const found = document.createElement(tag);
+  for (const [name, value] of Object.entries(values)) found.setAttribute(name, value);
+  found.append(...children);
+  return found;
+}
+
 function button(name, press) {
-  const found = document.createElement("button");
-  found.type = "button";
-  found.textContent = name;
+  const found = make("button", { type: "button" }, name);
   found.addEventListener("click", press);
   return found;
 }

@@ -1,12 +1,12 @@
 // The list of runs: its filter, what is chosen, and live changes. The address of the page
 // holds what is found and chosen. The list works without this file.
 
+import { addressOf, fetchPage, keepAddress, streamOf } from "./answers.js";
 import { announce } from "./regions.js";
 
 const search = document.getElementById("filter");
 const filter = document.getElementById("q");
 const news = document.getElementById("news");
-const linkState = document.getElementById("link-state");
 
 const list = () => document.getElementById("list");
 const allRows = () => [...document.querySelectorAll("tr[data-run]")];
@@ -55,24 +55,17 @@ function showChosen() {
   document.getElementById("untick").hidden = !names.length;
 }
 
-function keep(address, names) {
-  address.searchParams.delete("chosen");
-  for (const name of fitting(names)) address.searchParams.append("chosen", name);
-  if (filter.value) address.searchParams.set("q", filter.value);
-  else address.searchParams.delete("q");
-  return address.href;
-}
+const state = (names) => ({ chosen: fitting(names), q: filter.value });
 
 // Writes what is found and chosen into the address, and into the links that keep it.
 function noteState() {
   const names = chosen();
-  const here = new URL(location.href);
-  history.replaceState(null, "", keep(here, names));
+  keepAddress(state(names));
   for (const link of document.querySelectorAll("#list thead a, #list .pages a, #news a")) {
-    link.href = keep(new URL(link.href), names);
+    link.href = addressOf(link.href, state(names));
   }
   const untick = document.getElementById("untick");
-  untick.href = keep(new URL(untick.href), []);
+  untick.href = addressOf(untick.href, state([]));
 }
 
 // Whether the server has left out rows that the words in the field would find.
@@ -86,10 +79,8 @@ let asked = 0;
 async function readList() {
   const mine = ++asked;
   try {
-    const answer = await fetch(location.href);
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("list");
-    if (!answer.ok || !fresh || mine !== asked) return;
-    document.dispatchEvent(new CustomEvent("shoal-times", { detail: fresh }));
+    const fresh = (await fetchPage(location.href))?.getElementById("list");
+    if (!fresh || mine !== asked) return;
     list().replaceWith(fresh);
     showRows();
     readSizes();
@@ -101,9 +92,7 @@ let typing;
 if (search) {
   filter.addEventListener("input", () => {
     clearTimeout(typing);
-    const address = new URL(location.href);
-    address.searchParams.delete("page");
-    history.replaceState(null, "", address);
+    keepAddress({ page: "" });
     showRows();
     noteState();
     if (isPart()) typing = setTimeout(readList, 200);
@@ -123,13 +112,10 @@ if (search) {
 // ----------------------------------------------------------------------- live changes
 
 async function readAgain(rows) {
-  const address = new URL(document.getElementById("runs").dataset.rows, location.href);
-  for (const row of rows) address.searchParams.append("run", row.dataset.run);
+  const address = addressOf(document.getElementById("runs").dataset.rows, { run: rows.map((row) => row.dataset.run) });
   try {
-    const answer = await fetch(address);
-    const text = `<table><tbody>${await answer.text()}</tbody></table>`;
-    const fresh = new DOMParser().parseFromString(text, "text/html");
-    if (answer.ok) rows.forEach((row) => changeRow(row, fresh));
+    const fresh = await fetchPage(address);
+    if (fresh) rows.forEach((row) => changeRow(row, fresh));
   } catch { /* the next look may be answered */ }
 }
 
@@ -152,7 +138,6 @@ function readSizes() {
 function changeRow(row, fresh) {
   const found = [...fresh.querySelectorAll("tr")].find((one) => one.dataset.run === row.dataset.run);
   if (!found) return; // the stream tells whether it is gone
-  document.dispatchEvent(new CustomEvent("shoal-times", { detail: found }));
   const { state, text } = found.dataset;
   const isChanged = row.dataset.text !== text;
   Object.assign(row.dataset, { state, text });
@@ -172,7 +157,9 @@ function offer() {
   const many = newRuns.size;
   link.href = location.href;
   link.textContent = many ? (many === 1 ? "1 new run: show it" : `${said(many)} new runs: show them`) : "The list has changed: show it";
-  news.replaceChildren(...(many || isOther ? [link] : []));
+  const offered = many || isOther ? [link] : [];
+  news.replaceChildren(...offered);
+  announce(document.getElementById("news-told"), offered.length ? link.textContent : "");
 }
 
 function showTotal(total) {
@@ -202,45 +189,22 @@ function readChanged(names) {
   readEach(allRows().filter((row) => changed.has(row.dataset.run)));
 }
 
-let source = null;
-
-function watch() {
-  if (source || document.hidden) return;
-  const address = new URL(news.dataset.events, location.href);
-  address.searchParams.set("seen", news.dataset.seen);
-  source = new EventSource(address);
-  source.addEventListener("open", () => { announce(linkState, ""); });
-  source.addEventListener("list", (event) => {
+const address = () => addressOf(news.dataset.events, { seen: news.dataset.seen });
+streamOf(address, {
+  list: (event) => {
     news.dataset.seen = event.lastEventId;
     changeList(JSON.parse(event.data));
-  });
-  source.addEventListener("begun", (event) => {
+  },
+  begun: (event) => {
     const { count: total, changed } = JSON.parse(event.data);
     isOther = total !== null && total !== Number(news.dataset.total);
     offer();
     readChanged(changed);
     news.dataset.seen = event.lastEventId;
     news.dataset.begun = "yes";
-  });
-  source.addEventListener("error", () => {
-    announce(linkState, "Reconnecting…");
-    if (source.readyState !== EventSource.CLOSED) return; // it opens itself again
-    source = null;
-    setTimeout(watch, 2000);
-  });
-}
-
-// Browsers have six connections to a server: pages in the background hold none.
-document.addEventListener("visibilitychange", () => {
-  if (document.hidden && source) { source.close(); source = null; } else watch();
-});
-
-const here = new URL(location.href);
-if (here.searchParams.has("removed")) { // it is said once
-  here.searchParams.delete("removed");
-  history.replaceState(null, "", here);
-}
-watch();
+  },
+}).connect();
+keepAddress({ removed: "" }); // it is said once
 if (list()) {
   setTimeout(readRunning, 3000);
   readSizes();

@@ -1,6 +1,7 @@
 // Logs: what is found is marked in place, or shown alone; new lines are followed at the
 // end only.
 
+import { addressOf, fetchPage, keepAddress, parsed } from "./answers.js";
 import { announce } from "./regions.js";
 
 const form = document.getElementById("log-form");
@@ -23,15 +24,7 @@ const place = (hit) => `${hit.rank}:${hit.offset}`;
 // The search knows capitals of ASCII alone.
 const folded = (text) => text.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
 
-function change(values) {
-  const address = new URL(location.href);
-  for (const name of ["list", "from"]) address.searchParams.delete(name);
-  for (const [name, value] of Object.entries(values)) {
-    if (value === "" || value === null) address.searchParams.delete(name);
-    else address.searchParams.set(name, value);
-  }
-  history.replaceState(null, "", address);
-}
+const change = (values) => keepAddress({ list: "", from: "", ...values });
 
 function mark(line) {
   const held = line.querySelector("span");
@@ -78,10 +71,7 @@ async function find(hit = "") {
   tell();
   markAll();
   while (next && hits.length < MOST_HITS) {
-    const address = new URL(form.dataset.found, location.href);
-    address.searchParams.set("q", wanted);
-    address.searchParams.set("from", next);
-    if (form.elements.rank.value) address.searchParams.set("rank", form.elements.rank.value);
+    const address = addressOf(form.dataset.found, { q: wanted, from: next, rank: form.elements.rank.value });
     try {
       const answer = await fetch(address);
       if (asked !== wanted || !answer.ok) return;
@@ -100,14 +90,8 @@ async function find(hit = "") {
 }
 
 async function fetchLines(values) {
-  const address = new URL(form.dataset.lines, location.href);
-  for (const [name, value] of Object.entries(values)) if (value !== "") address.searchParams.set(name, value);
-  address.searchParams.set("part", "lines");
-  const answer = await fetch(address);
-  if (!answer.ok) return null;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("log-page");
-  document.dispatchEvent(new CustomEvent("shoal-times", { detail: fresh }));
-  return fresh;
+  const found = await fetchPage(addressOf(form.dataset.lines, { ...values, part: "lines" }));
+  return found && found.getElementById("log-page");
 }
 
 // Shows the lines that are found, those at a place, or the end.
@@ -183,41 +167,9 @@ function isAtEnd() {
   return place.scrollHeight - place.scrollTop - place.clientHeight < 40;
 }
 
-function add(found) {
+function add(text) {
   const wasAtEnd = isAtEnd();
-  for (const one of found) {
-    const line = document.createElement("li");
-    line.id = `w${one.rank}-${one.offset}`;
-    line.dataset.rank = one.rank;
-    line.dataset.offset = one.offset;
-    if (one.bad) line.className = "bad";
-    const link = document.createElement("a");
-    const address = new URL(form.dataset.lines, location.href);
-    address.searchParams.set("rank", one.rank);
-    address.searchParams.set("at", one.offset);
-    link.href = address;
-    link.textContent = one.rank;
-    link.setAttribute("aria-label", `Link to this line of worker ${one.rank}`);
-    const text = document.createElement("span");
-    text.textContent = one.text;
-    line.append(link, " ");
-    if (one.time) {
-      const time = document.createElement("time");
-      time.dateTime = one.time;
-      time.textContent = one.time.slice(11, 19);
-      line.append(time, " ");
-    }
-    if (one.bad) {
-      const word = document.createElement("em");
-      word.className = "word";
-      word.textContent = "error";
-      line.append(word, " ");
-    }
-    line.append(text);
-    document.dispatchEvent(new CustomEvent("shoal-times", { detail: line }));
-    mark(line);
-    lines().append(line);
-  }
+  for (const line of [...parsed(text).querySelectorAll("li")]) { lines().append(line); mark(line); }
   while (lines().children.length > MOST_LINES) lines().firstElementChild.remove();
   if (wasAtEnd) box().scrollTop = box().scrollHeight;
 }
@@ -225,12 +177,9 @@ function add(found) {
 async function follow() {
   const region = document.getElementById("following");
   if (part().dataset.end && !document.hidden) {
-    const ends = JSON.parse(part().dataset.ends);
-    const address = new URL(form.dataset.new, location.href);
-    address.searchParams.set("ends", Object.entries(ends).map(([rank, end]) => `${rank}:${end}`).join(","));
-    if (form.elements.rank.value) address.searchParams.set("rank", form.elements.rank.value);
+    const ends = Object.entries(JSON.parse(part().dataset.ends)).map(([rank, end]) => `${rank}:${end}`).join(",");
     // The answer comes with the next lines.
-    address.searchParams.set("wait", "yes");
+    const address = addressOf(form.dataset.new, { ends, rank: form.elements.rank.value, wait: "yes" });
     const own = part();
     following = new AbortController();
     const { signal } = following;

@@ -1,6 +1,7 @@
 // What each page does by itself: theme, times in the reader's zone, live changes, keys.
 // Everything here is a convenience: each page works without it.
 
+import { addressOf, localTimes, parsed, streamOf } from "./answers.js";
 import { announce } from "./regions.js";
 
 const THEMES = ["system", "light", "dark"];
@@ -25,24 +26,7 @@ theme.addEventListener("click", () => {
   document.dispatchEvent(new Event("shoal-theme"));
 });
 
-// Made once: toLocaleString makes a formatter for each of 1,000 rows.
-const exactly = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
-const shortly = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const withDay = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
-const ofDay = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-
-function localTimes(within) {
-  for (const time of within.querySelectorAll("time[datetime]")) {
-    const date = new Date(time.dateTime);
-    if (Number.isNaN(date.getTime())) continue;
-    time.title = exactly.format(date);
-    if (time.closest("tr[data-run]")) time.textContent = shortly.format(date);
-    else if (time.closest(".log")) time.textContent = ofDay.format(date);
-    else if (time.dataset.exact !== undefined) time.textContent = withDay.format(date);
-  }
-}
 localTimes(document);
-document.addEventListener("shoal-times", (event) => localTimes(event.detail));
 
 // Commands to copy; without a safe connection browsers have no clipboard for pages.
 document.documentElement.dataset.script = "yes";
@@ -60,9 +44,7 @@ document.addEventListener("click", async (event) => {
 
 // A run: one stream brings the parts and charts that have changed.
 const live = document.getElementById("live");
-const linkState = document.getElementById("link-state");
 const later = new Map(); // parts that would take the focus away from what is replaced
-let stream = null;
 let seen = live ? live.dataset.version : "";
 let isRemoved = false;
 // Charts ask for what is chosen, at first too; the stream begins or goes on after that.
@@ -94,7 +76,7 @@ function keepsFocus(old, fresh, focused) {
 function changePart(name, text) {
   const old = live.querySelector(`[data-part="${name}"]`);
   if (!old) return;
-  const [part] = new DOMParser().parseFromString(text, "text/html").body.children;
+  const [part] = parsed(text).body.children;
   if (!keepsFocus(old, part, document.activeElement)) { later.set(name, text); return; }
   later.delete(name);
   // One that is new is as the server sends it: what went wrong is open.
@@ -102,63 +84,36 @@ function changePart(name, text) {
   for (const details of part.querySelectorAll("details")) {
     if (open.has(summaryOf(details))) details.open = open.get(summaryOf(details));
   }
-  localTimes(part);
   if (part.dataset.title) document.title = part.dataset.title;
   change(old, part);
 }
 
 function summaryOf(details) { return details.querySelector("summary").textContent; }
 
-function showRemoved() {
-  isRemoved = true;
-  announce(linkState, "This run was removed.");
-  if (stream) stream.close();
-}
-
-function address() {
-  const found = new URL(live.dataset.events, location.href);
-  for (const [name, value] of new URLSearchParams(location.search)) found.searchParams.set(name, value);
-  found.searchParams.set("seen", seen);
-  return found;
-}
-
-function connect() {
-  if (stream || document.hidden || isDrawing || isRemoved) return;
-  stream = new EventSource(address());
-  stream.addEventListener("open", () => announce(linkState, ""));
-  stream.addEventListener("change", (event) => {
+if (live) {
+  const address = () => addressOf(live.dataset.events, { ...Object.fromEntries(new URLSearchParams(location.search)), seen });
+  const take = (event) => {
     seen = event.lastEventId;
     const { parts, series } = JSON.parse(event.data);
     if (series) document.dispatchEvent(new CustomEvent("shoal-series", { detail: series }));
     for (const [name, text] of Object.entries(parts)) changePart(name, text);
-  });
-  stream.addEventListener("removed", showRemoved);
-  stream.addEventListener("error", () => {
-    announce(linkState, "Reconnecting…");
-    if (stream.readyState === EventSource.CLOSED) {
-      stream = null;
-      setTimeout(connect, 2000);
-    }
-  });
-}
-
-function disconnect() {
-  if (stream) stream.close();
-  stream = null;
-}
-
-if (live) {
+  };
+  const remove = () => {
+    isRemoved = true;
+    stream.disconnect();
+    announce(document.getElementById("link-state"), "This run was removed.");
+  };
+  const stream = streamOf(address, { change: take, removed: remove }, () => !isDrawing && !isRemoved);
+  const goOn = () => { isDrawing = false; stream.connect(); };
   let wasAsked = false;
-  document.addEventListener("shoal-ask", () => { wasAsked = isDrawing = true; disconnect(); });
+  document.addEventListener("shoal-ask", () => { wasAsked = isDrawing = true; stream.disconnect(); });
   // Without charts, as their script has failed, the rest of the page is live.
-  addEventListener("load", () => { if (!wasAsked) { isDrawing = false; connect(); } });
-  document.addEventListener("shoal-asked", () => { isDrawing = false; connect(); });
+  addEventListener("load", () => { if (!wasAsked) goOn(); });
+  document.addEventListener("shoal-asked", goOn);
   live.addEventListener("focusout", () => setTimeout(() => {
     for (const [name, text] of [...later]) changePart(name, text);
   }));
-  connect();
-  // Browsers have six connections to a server: pages in the background hold none.
-  document.addEventListener("visibilitychange", () => { if (document.hidden) disconnect(); else connect(); });
+  stream.connect();
 }
 
 // A form whose fields are checked as they are left, by the code of the command line.
@@ -169,14 +124,11 @@ const checked = new WeakMap(); // field -> its value when it was checked last
 async function check(field) {
   if (checked.get(field) === field.value) return;
   checked.set(field, field.value);
-  const address = new URL(fresh.dataset.check, location.href);
   // A parameter is checked together with the others of its strategy.
   const name = field.name.startsWith("p.") ? "strategy" : field.name;
-  address.searchParams.set("field", name);
-  address.searchParams.set("value", fresh.elements[name].value);
-  if (name === "strategy") {
-    for (const one of fresh.querySelectorAll("fieldset:not([hidden]) [name]")) address.searchParams.set(one.name, one.value);
-  }
+  const others = name === "strategy" ? [...fresh.querySelectorAll("fieldset:not([hidden]) [name]")] : [];
+  const values = Object.fromEntries(others.map((one) => [one.name, one.value]));
+  const address = addressOf(fresh.dataset.check, { ...values, field: name, value: fresh.elements[name].value });
   const told = document.getElementById(`${field.id}-error`);
   if (!told) return;
   try {
@@ -221,9 +173,8 @@ async function lookAgain() {
   try {
     const answer = await fetch(location.href);
     if (answer.redirected) { location.replace(answer.url); return; }
-    const other = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const other = parsed(await answer.text());
     const hadFocus = main.contains(document.activeElement);
-    localTimes(other);
     document.title = other.title;
     change(main, other.getElementById("main"));
     if (hadFocus && document.activeElement === document.body) document.getElementById("main").focus();
