@@ -16,13 +16,11 @@ from typing import Any
 import pytest
 
 from tests.support.site import ROOT
-from tests.ui.test_browser import browser
 from tests.ui.test_docs_site import opened, served_files
 
 pytest.importorskip("mike")
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(300)]
-__all__ = ["browser"]
 SMALL = """
 site_name: Shoal
 site_url: https://site.example/
