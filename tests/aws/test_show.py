@@ -248,12 +248,22 @@ def test_the_show(show: Show, capsys: pytest.CaptureFixture[str]) -> None:
     lost = by_name["prod-worker1"]
     show.machines.lose(lost)
 
-    def has_joined() -> bool:
-        told = json.loads(show.shoal("cluster", "status", "prod", "--json").stdout)
-        runs = [one["address"] for one in told if one["state"] == "runs"]
-        return "prod-worker3" in runs and "prod-worker1" not in str(runs)
+    s3 = show.machines.client("s3")
+    bucket = str(before.facts["bucket"])
+    where = f"clusters/prod/{before.id}/joined/"
 
+    def has_joined() -> bool:
+        """By what its agent says; `status` would ask all hosts, again and again."""
+        found = s3.list_objects_v2(Bucket=bucket, Prefix=where).get("Contents", ())
+        read = (s3.get_object(Bucket=bucket, Key=one["Key"])["Body"] for one in found)
+        return any(json.loads(text.read())["state"] == "joined" for text in read)
+
+    assert not has_joined()
     replaced_s = show.wait_for(has_joined, "another worker joins")
+    told = json.loads(show.shoal("cluster", "status", "prod", "--json").stdout)
+    runs = [one["address"] for one in told if one["state"] == "runs"]
+    assert "prod-worker3" in runs
+    assert "prod-worker1" not in runs
     now = [one.private for one in show.state().nodes]
     assert len(now) == 3
     assert set(now) != set(workers)
@@ -280,8 +290,6 @@ def test_the_show(show: Show, capsys: pytest.CaptureFixture[str]) -> None:
     assert "machines given back" in ended.output, ended.output
     running = [m for m in show.machines.known.values() if m.first.poll() is None]
     show.wait_for(lambda: not [m for m in running if m.first.poll() is None], "ended")
-    bucket = str(before.facts["bucket"])
-    s3 = show.machines.client("s3")
     keys = [one["Key"] for one in s3.list_objects_v2(Bucket=bucket)["Contents"]]
     kept = (f"clusters/prod/{before.id}/", "runs/")
     assert [key for key in keys if not key.startswith(kept)] == []

@@ -23,11 +23,16 @@ from shoal.clusters.aws import node_agent, node_forming
 from shoal.clusters.aws.joining import agent_text, join_of
 from shoal.clusters.aws.members import joined_of
 from shoal.clusters.aws.node_decisions import (
+    LONG_S,
     MOST_TRIES,
+    PAUSE_S,
+    SOON_S,
     Me,
     Seen,
+    Step,
     cluster_of,
     next_step,
+    pause_s,
 )
 from shoal.clusters.aws.ways_in import refreshed
 from tests.clusters.test_aws_members import MASTER, instance, known, member, said
@@ -490,3 +495,22 @@ def test_a_worker_that_has_joined_by_itself_is_a_node(
         told_now = join_of(now, None)  # the next `up` takes it over
         assert told_now["nodes"] == {"i-00000009": 0, "i-00000003": 5}
         assert told_now["head"] == "10.0.0.9"
+
+
+@pytest.mark.parametrize(
+    ("role", "do", "join", "expects", "found"),
+    [
+        ("master", "leave", {}, True, SOON_S),
+        ("master", "leave", {}, False, PAUSE_S),
+        ("worker", "wait", {}, False, SOON_S),
+        ("worker", "wait", None, False, PAUSE_S),
+        ("worker", "install", {}, False, PAUSE_S),
+        ("worker", "stay", {}, False, LONG_S),
+        ("worker", "leave", {}, False, LONG_S),
+    ],
+)
+def test_turns_are_short_while_a_node_is_on_its_way(
+    role: str, do: str, join: Any, expects: bool, found: float
+) -> None:
+    me = Me("i-1", "10.0.0.1", role)
+    assert pause_s(me, Step(do), join, expects=expects) == found

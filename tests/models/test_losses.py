@@ -48,11 +48,13 @@ def reader(*, mask_zero: bool, reduction: str = "sum_over_batch_size") -> Any:
 
 
 @pytest.mark.parametrize("reduction", [None, "none"])
-def test_a_loss_that_is_not_reduced_is_refused_as_keras_cannot_train_it(
+def test_a_loss_that_is_not_reduced_is_refused(
     reduction: Any,
 ) -> None:
-    with pytest.raises((TypeError, RuntimeError), match="scalar"):
-        one_output(reduction).fit(X, Y, verbose=0)
+    # TensorFlow takes the gradient of the sum, which grows with the batch.
+    if keras.backend.backend() != "tensorflow":
+        with pytest.raises((TypeError, RuntimeError), match="scalar"):
+            one_output(reduction).fit(X, Y, verbose=0)
     with pytest.raises(PlanError, match="a number for each sample"):
         shoal.plan(one_output(reduction), X, Y)
 

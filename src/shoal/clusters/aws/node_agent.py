@@ -23,18 +23,20 @@ from typing import Any, final
 from shoal.clusters.aws.degrade import repeated
 from shoal.clusters.aws.node_calls import Failure, NodeCalls
 from shoal.clusters.aws.node_decisions import (
+    PAUSE_S,
     Me,
     Seen,
     Step,
     cluster_of,
+    expects_more,
     head_of,
     next_step,
+    pause_s,
 )
 from shoal.clusters.aws.node_forming import Forming
 
 HOST_PROGRAM, HOST_BOOT = "", ""  # the program that ssh runs, when this is sent
 
-PAUSE_S, LONG_S = 15.0, 60.0  # after a turn; of a worker that has nothing to do
 INSTALL_S, START_S, LOOK_S, CONNECT_S = 1800.0, 90.0, 60.0, 5.0
 SPARE_S = 15.0
 MOST_LINES = 500
@@ -97,13 +99,16 @@ class Agent:
         self._lines: list[str] = []
         self._said, self._reported, self._asked = "", "", ""
         self._failures = list[str]()
+        self.pause_s = PAUSE_S
+        """Seconds from the last turn that went well to the next."""
 
     def turn(self) -> Step:
         """Reads what is there, and does one step."""
-        join = self._calls.read("join.json")
+        join, expects = self._calls.read("join.json"), False
         if self._forming is not None:
-            self._list(join, self._forming)
+            expects = self._list(join, self._forming)
         step = self._step(join)
+        self.pause_s = pause_s(self.me, step, join, expects=expects)
         self._say(f"{step.do}: {step.why}" if step.why else step.do)
         if join is not None and step.do in ("install", "start"):
             try:
@@ -120,22 +125,25 @@ class Agent:
 
     # --------------------------------------------------------------- the master
 
-    def _list(self, join: Mapping[str, Any] | None, forming: Forming) -> None:
-        """Writes `cluster.json`, if nodes have come or gone; forms the cluster."""
+    def _list(self, join: Mapping[str, Any] | None, forming: Forming) -> bool:
+        """Writes `cluster.json`, if nodes have come or gone; forms the cluster.
+
+        Returns whether more machines are on their way.
+        """
         before = self._calls.read("cluster.json")
         instances, objects = self._calls.instances(), self._calls.objects("nodes")
         after = cluster_of(instances, objects, join, before)
         if after != before:
             self._calls.put("cluster.json", json.dumps(after).encode())
             self._say(f"lists {len(after['nodes'])} nodes")
-        if forming.is_done:
-            return
-        try:
-            said = forming.turn(instances, objects)
-        except (Failure, OSError) as error:
-            said = f"is not formed: {error}"
-        if said:
-            self._say(f"the cluster: {said}")
+        if not forming.is_done:
+            try:
+                said = forming.turn(instances, objects)
+            except (Failure, OSError) as error:
+                said = f"is not formed: {error}"
+            if said:
+                self._say(f"the cluster: {said}")
+        return expects_more(instances, after)
 
     # ------------------------------------------------------------------ joining
 
@@ -272,12 +280,10 @@ def main() -> None:
     told = json.loads(Path(sys.argv[1]).read_text())
     agent = Agent(told)
     while True:
-        pause_s = PAUSE_S
         try:
-            step = agent.turn()
-            if agent.me.role != "master" and step.do in ("leave", "stay"):
-                pause_s = LONG_S
+            agent.turn()
         except Exception as error:  # whatever it is, the next turn may go well
+            agent.pause_s = PAUSE_S
             sys.stdout.write(f"{type(error).__name__}: {error}\n")
             sys.stdout.flush()
-        time.sleep(float(told.get("pause_s", pause_s)))
+        time.sleep(float(told.get("pause_s", agent.pause_s)))

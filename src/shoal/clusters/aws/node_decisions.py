@@ -15,6 +15,9 @@ FORM = 1
 MOST_TRIES = 3
 """Failures for the same reason, of one node or of several, that make it permanent."""
 ROLES = ("master", "worker")
+SOON_S, PAUSE_S, LONG_S = 5.0, 15.0, 60.0
+"""Pauses between two turns: while a node is on its way, usually, and of a worker that
+has nothing to do."""
 
 
 class Me(NamedTuple):
@@ -92,6 +95,49 @@ def next_step(
     if seen.joined != head_of(join):
         return Step("start", "", number)
     return Step("stay", "", number)
+
+
+def pause_s(
+    me: Me, step: Step, join: Mapping[str, Any] | None, *, expects: bool
+) -> float:
+    """Returns the seconds until the next turn of a node.
+
+    Args:
+        me: The node.
+        step: What it has just done.
+        join: `join.json`; None without one.
+        expects: Whether a master knows machines that run and are not listed yet.
+    """
+    if me.role == "master":
+        return SOON_S if expects else PAUSE_S
+    if step.do in ("leave", "stay"):
+        return LONG_S
+    # Before the first `up` has ended it waits for long, and only for that.
+    return SOON_S if step.do == "wait" and join is not None else PAUSE_S
+
+
+def expects_more(
+    instances: Sequence[Mapping[str, Any]], cluster: Mapping[str, Any]
+) -> bool:
+    """Returns whether machines run, or start, that `cluster.json` does not list.
+
+    Args:
+        instances: EC2's descriptions of the cluster's instances.
+        cluster: `cluster.json`.
+
+    Example:
+        >>> told = {"InstanceId": "i-1", "State": {"Name": "pending"}}
+        >>> expects_more([told], {"nodes": []})
+        True
+        >>> expects_more([told], {"nodes": [{"instance": "i-1"}]})
+        False
+    """
+    listed = {one["instance"] for one in cluster["nodes"]}
+    return any(
+        told.get("State", {}).get("Name") in ("pending", "running")
+        and told["InstanceId"] not in listed
+        for told in instances
+    )
 
 
 def kind_of(reason: str) -> str:
