@@ -48,7 +48,7 @@ def test_a_file_that_others_can_use_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "secrets.json"
     secret = add_secret(path, "ann")
     path.chmod(0o640)
-    with pytest.raises(ConfigError, match=r"mode 640\)\. Expected 600"):
+    with pytest.raises(ConfigError, match=r"mode 640\)\. Expected mode 600"):
         identity_of(path, secret)
     path.chmod(0o600)
     path.write_text("{")

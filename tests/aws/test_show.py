@@ -105,12 +105,27 @@ class Show:
         """Folders of nodes; hosts share /tmp here."""
         return [p for one in self.ids for p in Path("/tmp").glob(f"shoal-{one}-*")]
 
-    def wait_for(self, what: Callable[[], bool], words: str) -> float:
+    def joined(self, state: ClusterState) -> list[Any]:
+        """What agents say of their joining.
+
+        `status` would ask all hosts, again and again.
+        """
+        s3, bucket = self.machines.client("s3"), str(state.facts["bucket"])
+        where = {"Bucket": bucket, "Prefix": f"clusters/prod/{state.id}/joined/"}
+        keys = [one["Key"] for one in s3.list_objects_v2(**where).get("Contents", ())]
+        read = (s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys)
+        found = [json.loads(text) for text in read]
+        s3.close()
+        return found
+
+    def wait_for(
+        self, what: Callable[[], bool], words: str, limit_s: float = LIMIT_S
+    ) -> float:
         """Waits until something is so; returns the seconds it took."""
         began = time.monotonic()
         while not what():
             assert not self.machines.errors, self.machines.errors
-            if time.monotonic() - began > LIMIT_S:
+            if time.monotonic() - began > limit_s:
                 pytest.fail(f"{words}\n{self.logs()}")
             time.sleep(0.5)
         return time.monotonic() - began
@@ -248,15 +263,8 @@ def test_the_show(show: Show, capsys: pytest.CaptureFixture[str]) -> None:
     lost = by_name["prod-worker1"]
     show.machines.lose(lost)
 
-    s3 = show.machines.client("s3")
-    bucket = str(before.facts["bucket"])
-    where = f"clusters/prod/{before.id}/joined/"
-
     def has_joined() -> bool:
-        """By what its agent says; `status` would ask all hosts, again and again."""
-        found = s3.list_objects_v2(Bucket=bucket, Prefix=where).get("Contents", ())
-        read = (s3.get_object(Bucket=bucket, Key=one["Key"])["Body"] for one in found)
-        return any(json.loads(text.read())["state"] == "joined" for text in read)
+        return any(one["state"] == "joined" for one in show.joined(before))
 
     assert not has_joined()
     replaced_s = show.wait_for(has_joined, "another worker joins")
@@ -290,6 +298,7 @@ def test_the_show(show: Show, capsys: pytest.CaptureFixture[str]) -> None:
     assert "machines given back" in ended.output, ended.output
     running = [m for m in show.machines.known.values() if m.first.poll() is None]
     show.wait_for(lambda: not [m for m in running if m.first.poll() is None], "ended")
+    bucket, s3 = str(before.facts["bucket"]), show.machines.client("s3")
     keys = [one["Key"] for one in s3.list_objects_v2(Bucket=bucket)["Contents"]]
     kept = (f"clusters/prod/{before.id}/", "runs/")
     assert [key for key in keys if not key.startswith(kept)] == []
@@ -297,3 +306,56 @@ def test_the_show(show: Show, capsys: pytest.CaptureFixture[str]) -> None:
     # Of the host that died.
     assert [path.name for path in show.left()] == [f"shoal-{before.id}-1"]
     s3.close()
+
+
+@pytest.mark.timeout(1800)
+def test_machines_install_by_wheels_and_later_ones_by_those_of_the_bucket(
+    show: Show,
+) -> None:
+    """No host has an index of packages, or any way out."""
+    wheels = show.folder / "wheels"
+    file = write(
+        show.folder,
+        workers={"type": "m5.large", "count": 1, "min": 1, "disk_gib": 20},
+        access={"key": str(show.folder / "ann.pub")},
+        network={"cidr": show.machines.cidr},
+        storage={"shared": "efs", "mount": "/opt/efs", "runs": "shared"},
+        # On these hosts python3.N is a link, which makes no environments.
+        environment={"wheels": str(wheels), "base": os.path.realpath(sys.executable)},
+        wait_minutes=6,
+    )
+    needed = show.shoal("cluster", "requirements", file)
+    (show.folder / "r.txt").write_text(needed.stdout)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "-d", wheels,
+         "-r", show.folder / "r.txt"],
+        check=True,
+    )  # fmt: skip
+    done = show.shoal("cluster", "up", file, "--yes")
+    assert done.exit_code == 0, f"{done.output}\n{show.logs()}"
+    assert "2 of 2 hosts run" in done.output
+    before = show.state()
+    names: Any = before.facts["names"]
+    [lost] = [one for one, alias in names.items() if alias == "prod-worker1"]
+    show.machines.lose(lost)
+
+    def has_joined() -> bool:
+        told = show.joined(before)
+        assert not [one for one in told if one["state"] == "failed"], told
+        return any(one["state"] == "joined" for one in told)
+
+    joined_s = show.wait_for(has_joined, "another worker joins", 900.0)
+    [later] = [one for one in show.joined(before) if one["state"] == "joined"]
+    environment = before.environment
+    assert f"/.shoal/environments/{environment}/" in later["python"]
+    told = json.loads(show.shoal("cluster", "status", "prod", "--json").stdout)
+    assert "prod-worker2" in [one["address"] for one in told if one["state"] == "runs"]
+    size = sum(path.stat().st_size for path in wheels.iterdir())
+    sys.stdout.write(
+        f"\n{size / 1e6:,.0f} MB of wheels; another worker had joined {joined_s:.0f} s "
+        "after the death of one\n"
+    )
+    ended = show.shoal("cluster", "down", "prod")
+    assert "machines given back" in ended.output, ended.output
+    for path in show.left():  # of the host that died
+        shutil.rmtree(path)

@@ -244,6 +244,18 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return found
 
 
+def test_the_interpreter_of_the_file_makes_the_environment(
+    bucket: Path, host: Host
+) -> None:
+    write(bucket / "join.json", {**join(), "base": "/opt/python"})
+    (bucket / "environments").mkdir()
+    (bucket / "environments" / "0a.tar").write_bytes(b"wheels")
+    listed = [{"instance": "i-00000003", "address": "10.0.0.3", "number": 5}]
+    write(bucket / "cluster.json", {"nodes": listed})
+    assert agent(3).turn().do == "install"
+    assert dict(host.asked)["install"]["by"] == "/opt/python"
+
+
 def test_a_worker_joins_step_by_step(bucket: Path, host: Host) -> None:
     node = agent(3)
     assert node.turn().do == "wait"

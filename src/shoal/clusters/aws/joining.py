@@ -53,10 +53,12 @@ def join_of(state: ClusterState, installation: Installation | None) -> dict[str,
         installation: The environment of its hosts; None for one that exists there.
     """
     by_name = {name: instance for instance, name in names_in(state.facts).items()}
-    own = None if state.hosts is None else state.hosts.environment.python
+    asked = None if state.hosts is None else state.hosts.environment
     return {
         "form": 1, "name": state.name, "backend": state.backend,
-        "head": state.head.private, "port": state.port, "python": own,
+        "head": state.head.private, "port": state.port,
+        "python": None if asked is None else asked.python,
+        "base": None if asked is None else asked.base,
         "environment": state.environment,
         "archive": f"environments/{state.environment}.tar",
         "requirements": [] if installation is None else installation.requirements,

@@ -171,7 +171,8 @@ class Agent:
                 "requirements": join["requirements"], "files": join["files"],
             }  # fmt: skip
             limit_s = INSTALL_S + SPARE_S
-            host(sys.executable, "install", request, limit_s, archive)
+            maker = str(join.get("base") or sys.executable)
+            host(maker, "install", request, limit_s, archive)
             return
         request = {
             "name": join["name"], "mark": f"{self._id}-{step.number}",
