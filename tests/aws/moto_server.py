@@ -155,38 +155,28 @@ def _tell_prices(folder: Path) -> None:
 
 def _close_regions(folder: Path) -> None:
     """Denies calls in the regions of `closed`."""
-    answer = DomainDispatcherApplication.__call__
-
-    def answered(self: Any, environ: Any, start_response: Any) -> Any:
-        signed = environ.get("HTTP_AUTHORIZATION", "")
-        if not any(f"/{one}/" in signed for one in _read(folder / "closed", [])):
-            return answer(self, environ, start_response)
-        body = (
-            b"<ErrorResponse><Error><Code>AccessDenied</Code><Message>with an explicit "
-            b"deny in a service control policy</Message></Error></ErrorResponse>"
-        )
-        headers = [("Content-Length", str(len(body))), ("Content-Type", "text/xml")]
-        start_response("403 Forbidden", headers)
-        return [body]
-
-    DomainDispatcherApplication.__call__ = answered
+    said = "with an explicit deny in a service control policy"
+    _refuse(folder / "closed", "/{}/", "403 Forbidden", "AccessDenied", said)
 
 
 def _end_sessions(folder: Path) -> None:
     """Refuses the access keys of `expired`, as AWS does after the end of a login."""
+    said = "The security token included in the request is expired"
+    _refuse(folder / "expired", "={}/", "400 Bad Request", "ExpiredToken", said)
+
+
+def _refuse(named: Path, mark: str, status: str, code: str, said: str) -> None:
+    """Refuses requests whose signature has the mark of a name in a file."""
     answer = DomainDispatcherApplication.__call__
 
     def answered(self: Any, environ: Any, start_response: Any) -> Any:
         signed = environ.get("HTTP_AUTHORIZATION", "")
-        if not any(f"={one}/" in signed for one in _read(folder / "expired", [])):
+        if not any(mark.format(one) in signed for one in _read(named, [])):
             return answer(self, environ, start_response)
-        body = (
-            b"<ErrorResponse><Error><Code>ExpiredToken</Code><Message>The security "
-            b"token included in the request is expired</Message></Error>"
-            b"</ErrorResponse>"
-        )
+        error = f"<Error><Code>{code}</Code><Message>{said}</Message></Error>"
+        body = f"<ErrorResponse>{error}</ErrorResponse>".encode()
         headers = [("Content-Length", str(len(body))), ("Content-Type", "text/xml")]
-        start_response("400 Bad Request", headers)
+        start_response(status, headers)
         return [body]
 
     DomainDispatcherApplication.__call__ = answered

@@ -281,7 +281,7 @@ class ManagedCluster:
             try:
                 yield spec, acquisition
             except BaseException as error:
-                if not (state.nodes or wishes.keeps_failed or acquisition.is_kept):
+                if not acquisition.is_kept:
                     self._undo(asked.provider, error)
                 raise
 

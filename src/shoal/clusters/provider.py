@@ -141,8 +141,11 @@ class Acquisition:
 
     @property
     def is_kept(self) -> bool:
-        """Tells whether an error of `acquire` ends nothing of what it has begun."""
-        return self._is_kept
+        """Tells whether an error of `acquire` ends nothing of what it has begun.
+
+        So it is if the cluster has nodes, if the caller wishes it, and after `keep`.
+        """
+        return self._is_kept or self.wishes.keeps_failed or bool(self._state.nodes)
 
     def keep(self) -> None:
         """Keeps what has begun, whatever error `acquire` raises now.

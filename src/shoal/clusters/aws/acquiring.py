@@ -232,12 +232,9 @@ class Acquiring:
         try:
             yield
         except (KeyboardInterrupt, ShoalError) as error:
-            acquisition = self._acquisition
             if isinstance(error, Unanswered):
-                acquisition.keep()
-            is_kept = acquisition.is_kept or acquisition.wishes.keeps_failed
-            is_kept |= bool(acquisition.state.nodes)
-            if isinstance(error, ShoalError) and not is_kept:
+                self._acquisition.keep()
+            if isinstance(error, ShoalError) and not self._acquisition.is_kept:
                 raise  # the caller releases it
             hour, end = self._facts.get("hour"), self._facts.get("end")
             price = dollars(hour) if isinstance(hour, float) else "an unknown price"

@@ -8,26 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeAlias
 
 from shoal.clusters.aws.calls import CallDenied, CallRefused, Calls, denial_of
 from shoal.clusters.aws.file import AwsFile
 from shoal.errors import ProvisionError
 
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """A call of EC2 that is not carried out.
-
-    Args:
-        operation: Operation, such as "RunInstances".
-        request: Its arguments.
-    """
-
-    operation: str
-    request: Mapping[str, Any]
+DryRun: TypeAlias = tuple[str, Mapping[str, Any]]
+"""An operation of EC2, such as "RunInstances", and its arguments."""
 
 
 def dry_runs_of(spec: AwsFile, image: str) -> list[DryRun]:
@@ -51,14 +39,14 @@ def dry_runs_of(spec: AwsFile, image: str) -> list[DryRun]:
             {"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")
         ]
     where = {"VpcId": network.vpc} if network.vpc is not None else {}
-    found = [
-        DryRun(
-            operation="CreateSecurityGroup",
-            request={"GroupName": spec.stack, "Description": spec.stack, **where},
+    found: list[DryRun] = [
+        (
+            "CreateSecurityGroup",
+            {"GroupName": spec.stack, "Description": spec.stack, **where},
         ),
-        DryRun(
-            operation="CreateLaunchTemplate",
-            request={
+        (
+            "CreateLaunchTemplate",
+            {
                 "LaunchTemplateName": spec.stack,
                 "LaunchTemplateData": {"ImageId": image},
             },
@@ -66,14 +54,14 @@ def dry_runs_of(spec: AwsFile, image: str) -> list[DryRun]:
     ]
     if network.vpc is None:
         found += [
-            DryRun(operation="CreateVpc", request={"CidrBlock": network.cidr}),
-            DryRun(operation="CreateInternetGateway", request={}),
-            DryRun(operation="AllocateAddress", request={"Domain": "vpc"}),
+            ("CreateVpc", {"CidrBlock": network.cidr}),
+            ("CreateInternetGateway", {}),
+            ("AllocateAddress", {"Domain": "vpc"}),
         ]
     else:
         machine["SubnetId"] = network.private_subnet
     found += [
-        DryRun(operation="RunInstances", request={**machine, "InstanceType": kind})
+        ("RunInstances", {**machine, "InstanceType": kind})
         for kind in sorted({spec.master.type, spec.workers.type})
     ]
     return found
@@ -107,8 +95,9 @@ def _denied(calls: Calls, asked: DryRun) -> CallDenied | None:
     What else is wrong with it, such as an account without a default VPC, says nothing
     about rights.
     """
+    operation, request = asked
     try:
-        calls.ask("ec2", asked.operation, DryRun=True, **asked.request)
+        calls.ask("ec2", operation, DryRun=True, **request)
     except CallDenied as error:
         return error
     except (CallRefused, ProvisionError):
