@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from starlette.requests import Request
 
 from shoal.runs.control import asking
 from shoal.runs.events import read_events
@@ -23,6 +25,9 @@ from shoal.runs.worker_status import worker_statuses
 from shoal.ui.chart_tables import MOST_ROWS, table_of
 from shoal.ui.charts import Points, Series, number
 from shoal.ui.epoch_axis import EpochAxis
+from shoal.ui.guard import Access
+from shoal.ui.pages.run_parts import Parts
+from shoal.ui.site import Site, roots_of
 from shoal.ui.speeds import BINS, LEAST_SPAN_S, ROUNDS, slices, speeds
 from tests.ui.conftest import Served, Serving, Stream, make_run
 
@@ -337,3 +342,74 @@ def test_a_line_tells_the_span_that_a_window_is_of(serving: Serving, root: Path)
 def test_a_request_to_stop_names_its_user():
     user = psutil.Process().username()
     assert asking("shoal ui").startswith(f"{user} (shoal ui, process ")
+
+
+EVENTS = some.one_of(
+    some.builds(
+        lambda rank: {
+            "kind": "exchanges",
+            "columns": ["rank", "epoch", "samples", "t", "loss", "compute_s"],
+            "rows": [[rank, 0, 64, 1.0, 0.5, 0.1]],
+        },
+        some.integers(0, 2),
+    ),
+    some.builds(
+        lambda epoch, loss: {
+            "kind": "epoch_ended", "epoch": epoch, "samples": 64,
+            "metrics": {"loss": loss},
+        },
+        some.integers(0, 2), some.floats(0, 1),
+    ),
+    some.builds(
+        lambda epoch, loss: {
+            "kind": "epoch_scored", "epoch": epoch, "metrics": {"val_loss": loss},
+        },
+        some.integers(0, 2), some.floats(0, 1),
+    ),
+    some.builds(
+        lambda rank, until: {
+            "kind": "leases",
+            "epochs": [{"epoch": 0, "rows": 640, "committed": [0, until],
+                        "leased": {str(rank): [until, until + 64]}}],
+        },
+        some.integers(0, 2), some.sampled_from([64, 128]),
+    ),
+    some.sampled_from([
+        {"kind": "worker_started", "rank": 1, "pid": 7},
+        {"kind": "worker_lost", "rank": 1, "reason": "it was killed"},
+        {"kind": "checkpoint_written", "number": 1, "epoch": 0, "samples": 64},
+        {"kind": "rollback", "committed": {"0": 0}},
+        {"kind": "warning", "text": "an odd thing"},
+        {"kind": "stop_asked", "by": "somebody"},
+        {"kind": "interrupted", "samples": 64},
+        {"kind": "run_finished", "status": "failed", "report": {"reason": "gone"}},
+        {"kind": "run_finished", "status": "finished"},
+        {"kind": "run_resumed", "workers": 2},
+    ]),
+)  # fmt: skip
+
+
+@given(some.lists(EVENTS, min_size=1, max_size=8))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_open_page_has_the_parts_that_a_new_one_has(
+    serving: Serving, root: Path, events: list[dict[str, Any]]
+):
+    access = Access(token="x", port=1)
+    site = Site(
+        roots=roots_of([str(root)]),
+        access=access,
+        starter=serving.starter,
+        has_charts=True,
+    )
+    run = create(str(root), "fish")
+    run.event("run_started", strategy="adag", workers=2, rows=640, epochs=2)
+    of = {"root": "runs", "run": run.id}
+    request = Request({"type": "http", "path_params": of, "query_string": b""})
+    view = site.views.of(run.folder)
+    page, shown = Parts(site, request, view), dict[str, str]()
+    for event in events:
+        run.event(event["kind"], **{k: v for k, v in event.items() if k != "kind"})
+        view.advance(math.inf)
+        shown |= page.changed()
+        assert shown == Parts(site, request, view).changed()
+    run.close()

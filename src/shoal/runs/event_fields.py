@@ -8,7 +8,8 @@ that are not named here pass unchanged: later versions may write them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias, cast, final
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
@@ -225,6 +226,16 @@ KINDS: dict[str, type] = {
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {}
 
 
+@final
+class Rows(list[list[Any]]):
+    """Rows of exchanges, which are turned into columns once for all who read them."""
+
+    @cached_property
+    def columns(self) -> list[tuple[Any, ...]]:
+        """The columns, as long as the shortest row has values."""
+        return list(zip(*self, strict=False))
+
+
 def check(event: Mapping[str, Any]) -> Event:
     """Returns an event with checked types of its fields; null counts as absent.
 
@@ -266,6 +277,7 @@ def check(event: Mapping[str, Any]) -> Event:
     if kind == "worker_started" and "rank" not in found:
         raise ValueError("'rank' of 'worker_started' is missing")
     if kind == "exchanges":
+        found["rows"] = Rows(found["rows"])
         _check_rows(found["columns"], found["rows"])
     return found
 
@@ -298,14 +310,14 @@ def _plain(name: str, value: Any, depth: int = 1) -> Any:
 
 def _whole(text: str) -> str:
     """Returns text without lone surrogates, which JSON allows and encoders refuse."""
-    return text.encode(errors="replace").decode()
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def _check_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _check_rows(columns: Sequence[str], rows: Rows) -> None:
     """Checks whole columns at once: there may be a million rows."""
     if not set(map(type, rows)) <= {list} or len(set(map(len, rows))) > 1:
         raise ValueError("'rows' of 'exchanges' are not rows of one length")
-    for name, column in zip(columns, zip(*rows, strict=False), strict=False):
+    for name, column in zip(columns, rows.columns, strict=False):
         types = set(map(type, column)) - {type(None)}
         if not types <= {int, float, bool} and (
             name in NUMERIC or not types <= {int, float, bool, str}

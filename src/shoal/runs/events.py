@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from shoal.errors import DataError
 from shoal.runs.event_fields import Event as Event
-from shoal.runs.event_fields import check
+from shoal.runs.event_fields import Rows, check
 from shoal.runs.folder import Folder
 
 VERSION = 1
@@ -127,10 +127,9 @@ def exchange_columns(event: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
         {'rank': (0, 1), 't': (1.5, 2.5)}
     """
     names = cast(list[str], event.get("columns", ()))
-    rows = cast(list[list[Any]], event.get("rows", ()))
-    found: dict[str, Sequence[Any]] = dict(
-        zip(names, zip(*rows, strict=False), strict=False)
-    )
+    rows = event.get("rows", ())
+    columns = rows.columns if isinstance(rows, Rows) else zip(*rows, strict=False)
+    found: dict[str, Sequence[Any]] = dict(zip(names, columns, strict=False))
     times = found.get("t")
     if times and event.get("clock") != RUN_CLOCK and "t" in event:
         last = max((time for time in times if time is not None), default=event["t"])

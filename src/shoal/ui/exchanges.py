@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar, final
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -94,3 +95,45 @@ class Exchanges:
         self.loss.extend(losses)
         self.rank.extend(ranks)
         self.staleness.extend(np.asarray(staleness, np.int32))
+
+
+@final
+class TimeSpent:
+    """Seconds that each worker spent, by what it spent them on.
+
+    Args:
+        parts: Number of things that time is spent on.
+
+    Example:
+        >>> spent = TimeSpent(parts=2)
+        >>> spent.add(np.array([3, 0, 3]), [np.array([1, 2, 4]), np.array([0, 0, 1])])
+        >>> spent.by_rank()
+        {0: [2.0, 0.0], 3: [5.0, 1.0]}
+    """
+
+    def __init__(self, *, parts: int) -> None:
+        self._rows: dict[int, int] = {}
+        self._sums = np.zeros((4, parts))
+
+    def add(self, ranks: NDArray[Any], seconds: Sequence[NDArray[Any]]) -> None:
+        """Adds the times of exchanges.
+
+        Args:
+            ranks: Rank of the worker of each, shape `(exchanges,)`.
+            seconds: What each of them spent, one array of that shape a part.
+        """
+        known, at = np.unique(ranks, return_inverse=True)
+        rows = [
+            self._rows.setdefault(rank, len(self._rows))
+            for rank in known.astype(int).tolist()
+        ]
+        while len(self._rows) > len(self._sums):
+            self._sums = np.concatenate([self._sums, np.zeros_like(self._sums)])
+        sums = [np.bincount(at, weights=part, minlength=len(rows)) for part in seconds]
+        self._sums[rows] += np.stack(sums, axis=1)
+
+    def by_rank(self) -> dict[int, list[float]]:
+        """Returns what each worker spent on each part, by rank."""
+        return {
+            rank: self._sums[self._rows[rank]].tolist() for rank in sorted(self._rows)
+        }

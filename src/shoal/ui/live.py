@@ -27,13 +27,15 @@ from shoal.runs.writer import look_at_writer
 from shoal.ui.budget import Budget
 from shoal.ui.charts import Numbers
 from shoal.ui.epoch_axis import EpochAxis
-from shoal.ui.exchanges import Exchanges
+from shoal.ui.exchanges import Exchanges, TimeSpent
 from shoal.ui.moments import Checkpoint, Moment, told
 from shoal.ui.run_files import RunFiles
 from shoal.ui.speeds import LEAST_SPAN_S, has_speed
 
 LEAST_S = 0.1
 """Polls of a run are at least so far apart, however many watch it."""
+HEARD_S = 5.0
+"""Seconds since the poll before within which a new event is a sign of life."""
 MOST_MARKS, MOST_USUAL = 500, 50
 """Moments that are kept: unusual ones, and such as checkpoints."""
 MOST_LISTED = 20
@@ -62,9 +64,11 @@ class RunView:
         self.damage = ""
         self.budget = Budget(clock, count_cores())
         self.exchanges = Exchanges()
-        self.spent: dict[int, list[float]] = {}
-        """Rank -> its seconds of compute, data, wait and exchange."""
+        self.spent = TimeSpent(parts=len(SPENT))
+        """Seconds of compute, data, wait and exchange of each worker."""
         self.epochs: list[dict[str, Any]] = []
+        self.epochs_version = 0
+        """A number that grows with each change of the epochs."""
         self._first_epoch = 0
         self._moments: deque[Moment] = deque(maxlen=MOST_MARKS)
         self._usual: deque[Moment] = deque(maxlen=MOST_USUAL)
@@ -108,7 +112,12 @@ class RunView:
             changed = self._read()
             writer = self._fold.writer
             if writer is not None and not self._fold.has_ended:
-                self._writer_state = look_at_writer(self.folder, writer)
+                # One that has just written to this machine's disk is there.
+                is_heard = changed and now - self._polled < HEARD_S
+                if is_heard and self.folder.is_local:
+                    self._writer_state = WriterState(may_live=True)
+                else:
+                    self._writer_state = look_at_writer(self.folder, writer)
             self._polled = self._clock()
             may_live = self._writer_state.may_live
             if changed or was != (self.is_removed, self.damage, may_live):
@@ -194,6 +203,7 @@ class RunView:
         elif kind == "epoch_ended":
             self._add_epoch(event)
         elif kind == "epoch_scored":
+            self.epochs_version += 1
             for epoch in self.epochs:
                 if epoch["epoch"] == event.get("epoch"):
                     scored = event.get("metrics") or {}  # a page may read the others
@@ -239,15 +249,10 @@ class RunView:
             staleness=np.clip(column("staleness"), 0, 2**31 - 1),
         )
         self._total += int(rows.sum())
-        spent = np.stack([column(name) for name in SPENT])
-        known, workers = np.unique(ranks, return_inverse=True)
-        sums = [np.bincount(workers, weights=parts) for parts in spent]
-        for at, rank in enumerate(known.astype(int).tolist()):
-            before = self.spent.setdefault(rank, [0.0] * len(SPENT))
-            for which, parts in enumerate(sums):
-                before[which] += float(parts[at])
+        self.spent.add(ranks, [column(name) for name in SPENT])
 
     def _add_epoch(self, event: Event) -> None:
+        self.epochs_version += 1
         self.epochs.append(
             {
                 "epoch": int(event.get("epoch", len(self.epochs))),

@@ -16,7 +16,6 @@ from shoal.ui.curves import AXES
 from shoal.ui.lease_bars import bars_of
 from shoal.ui.live import RunView
 from shoal.ui.pages.series import choice_of, pictures_of
-from shoal.ui.run_files import Found
 from shoal.ui.site import Site
 from shoal.ui.starting import Program
 
@@ -25,8 +24,6 @@ PARTS = (
     "checkpoints", "plan", "files",
 )  # fmt: skip
 """Names of the parts, which are those of their templates and in the page."""
-OF_FILES = frozenset({"nav", "plan", "files"})
-"""Those that show what was found in the folder and the status, and nothing else."""
 PICTURES = "pictures"
 """The part that a page without uPlot has besides."""
 MOST_FIELD = 100
@@ -81,32 +78,51 @@ class Parts:
 
     def __init__(self, site: Site, request: Request, view: RunView) -> None:
         self._site, self._request, self._view = site, request, view
-        self._of: tuple[Found, str] | None = None
+        self._shown: dict[str, tuple[object, ...]] = {}
         self._texts: dict[str, str] = {}
 
     def changed(self) -> dict[str, str]:
         """Returns the text of each part that differs from the last call, by name."""
         values = values_of(self._site, self._request, self._view)
+        shown = _shown_of(values)
         names = [*PARTS, PICTURES] if values["is_plain"] else [*PARTS]
-        of = values["found"], values["run"].status
-        if of == self._of:
-            names = [name for name in names if name not in OF_FILES]
         texts = {
-            name: self._site.text_of(f"run/{name}.html", **values) for name in names
+            name: self._site.text_of(f"run/{name}.html", **values)
+            for name in names
+            if name not in self._shown or shown.get(name) != self._shown[name]
         }
         fresh = {
             name: text for name, text in texts.items() if self._texts.get(name) != text
         }
-        self._of = of
+        self._shown = shown
         self._texts |= fresh
         return fresh
+
+
+def _shown_of(values: dict[str, Any]) -> dict[str, tuple[object, ...]]:
+    """Returns what some parts show, without what stays as long as the page is open.
+
+    Their text is the same as long as that is equal. The other parts change with every
+    exchange, or with time.
+    """
+    run, found = values["run"], values["found"]
+    return {
+        "nav": (found, run.status),
+        "plan": (found, run.status),
+        "files": (found, run.status),
+        "actions": (run.url, run.status),
+        "table": (values["view"].epochs_version,),
+        "moments": (values["moments"],),
+        "leases": (values["bars"], run.status),
+        "checkpoints": (values["checkpoints"], run.status),
+    }
 
 
 def spent_of(view: RunView) -> list[tuple[int, list[tuple[str, float, float]]]]:
     """Returns what each worker's time went to: its name, seconds and share."""
     names = ("compute", "data", "wait", "exchange")
     with view.lock:
-        found = sorted(view.spent.items())[:MOST_WORKERS]
+        found = list(view.spent.by_rank().items())[:MOST_WORKERS]
     return [
         (rank, [(name, s, s / total) for name, s in zip(names, parts, strict=True)])
         for rank, parts in found
