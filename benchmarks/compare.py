@@ -1,10 +1,11 @@
 """Learning quality of every strategy on real data, at equal samples.
 
-Run: `python -m benchmarks.compare` (`make compare`). Trains on Higgs and MNIST of
-$SHOAL_DATA with the inline cluster: the real strategies, sequencer and programs, all
-workers in one thread. What is finished is kept in docs/reference/learning-quality.json,
-so that the command can be cut and goes on where it was; then it writes the page and
-the picture. `--report` writes these from what is there, `--fresh` starts over.
+Run: `python -m benchmarks.compare` (`make compare`). Trains on Higgs, MNIST and
+CIFAR-10 of $SHOAL_DATA and on texts of PyPI with the inline cluster: the real
+strategies, sequencer and programs, all workers in one thread. What is finished is kept
+in docs/reference/learning-quality.json, so that the command can be cut and goes on
+where it was; then it writes the page and the picture. `--data mnist reuters` trains on
+these alone, `--report` writes the page from what is there, `--fresh` starts over.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,12 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
-import keras
-import numpy as np
-
 import shoal
+from benchmarks import compare_problems as problems
+from benchmarks.compare_problems import Problem
 from benchmarks.compare_report import write_report
 from shoal.strategies import get
-from shoal.training.comparing import Task, train_baseline, train_one
-from tests.datasets import read_higgs, read_mnist
+from shoal.training.comparing import train_baseline, train_one
 
 RESULTS = Path("docs/reference/learning-quality.json")
 STRATEGIES = (
@@ -41,87 +39,31 @@ STRATEGIES = (
 )  # fmt: skip
 # As the docstring of EAMSGD asks: the learning rate lowered by 1 - momentum.
 LOWERED = {"eamsgd (rate x 0.1)": ("eamsgd", 0.1)}
-WORKERS = (2, 4, 8, 16)
+LASTING = ("aeasgd", "dynsgd", "async_diloco", "diloco")
+"""Strategies that are compared on long works."""
+ASYNCHRONOUS = LASTING[:3]
+WORKERS, MANY = (2, 4, 8, 16), 32
 SEEDS = (0, 1, 2)
+PROBLEMS: Mapping[str, Callable[[], Problem]] = {
+    "higgs": problems.higgs,
+    "mnist": problems.mnist,
+    "reuters": problems.reuters,
+    "cifar-sgd": problems.cifar_sgd,
+    "cifar-adam": problems.cifar_adam,
+    "shakespeare": problems.shakespeare,
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One data set and a model for it.
-
-    Args:
-        name: Name of the data.
-        recipe: Model and training in words; a result counts for this recipe only.
-        task: Learning-rate factor -> what to learn.
-    """
-
-    name: str
-    recipe: str
-    task: Callable[[float], Task]
-
-
-def dense(shape: tuple[int, ...], hidden: tuple[int, ...], classes: int) -> Any:
-    """A plain multi-layer perceptron, not compiled."""
-    layers = keras.layers
-    model = keras.Sequential([keras.Input(shape), layers.Flatten()])
-    for units in hidden:
-        model.add(layers.Dense(units, activation="relu"))
-    model.add(layers.Dense(classes, activation="softmax"))
-    return model
-
-
-def _compiled(model: Any, optimizer: Any) -> Any:
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def higgs(folder: Path) -> Problem:
-    """18,311 events for training, 4,578 for validation; 30 features, two classes."""
-    events = read_higgs(folder / "atlas_higgs_22889.csv.gz")
-    order = np.random.default_rng(0).permutation(len(events.x))
-    x, y, cut = events.x[order], events.y[order], len(order) * 8 // 10
-
-    def task(factor: float) -> Task:
-        def make_model() -> Any:
-            optimizer = keras.optimizers.Adagrad(0.03 * factor)
-            return _compiled(dense((30,), (64, 64), 2), optimizer)
-
-        return Task(
-            make_model=make_model, x=x[:cut], y=y[:cut], f1="binary", epochs=20,
-            validation_data=(x[cut:], y[cut:]), batch_size=32, cluster="inline",
-            has_curves=False,
-        )  # fmt: skip
-
-    recipe = "MLP 30-64-64-2, Adagrad(0.03), batch_size 32, 20 epochs of 18,311 events"
-    return Problem(name="Higgs", recipe=recipe, task=task)
-
-
-def mnist(folder: Path) -> Problem:
-    """60,000 digits for training, 10,000 for validation."""
-    digits = read_mnist(folder / "mnist.npz")
-
-    def task(factor: float) -> Task:
-        def make_model() -> Any:
-            optimizer = keras.optimizers.Adam(0.003 * factor)
-            return _compiled(dense((28, 28), (64,), 10), optimizer)
-
-        return Task(
-            make_model=make_model, x=digits.x, y=digits.y, f1="macro", epochs=10,
-            validation_data=(digits.x_test, digits.y_test), batch_size=64,
-            cluster="inline", has_curves=False,
-        )  # fmt: skip
-
-    recipe = "MLP 784-64-10, Adam(0.003), batch_size 64, 10 epochs of 60,000 digits"
-    return Problem(name="MNIST", recipe=recipe, task=task)
-
-
-def cells() -> list[tuple[str, int, int]]:
+def cells(*, is_long: bool) -> list[tuple[str, int, int]]:
     """(strategy, workers, seed), whole seeds first: a run that is cut is of use.
 
     `all_reduce` comes last: each of its steps is a call of the program for every
     worker, and by law 1 it is plain training.
     """
-    grid = [(n, w, s) for s in SEEDS for n in (*STRATEGIES, *LOWERED) for w in WORKERS]
+    names = LASTING if is_long else (*STRATEGIES, *LOWERED)
+    grid = [(n, w, s) for s in SEEDS for n in names for w in WORKERS]
+    grid += [(name, MANY, seed) for seed in SEEDS for name in ASYNCHRONOUS]
+    grid.sort(key=lambda cell: cell[2])
     early = [cell for cell in grid if cell[0] != "all_reduce"]
     late = [cell for cell in grid if cell[0] == "all_reduce"]
     plain = [("single", 1, seed) for seed in SEEDS]
@@ -157,13 +99,20 @@ def save(path: Path, found: list[dict[str, Any]]) -> None:
     beside.replace(path)
 
 
-def run(found: list[dict[str, Any]], problems: list[Problem], path: Path) -> None:
+def run(
+    found: list[dict[str, Any]],
+    chosen: list[Problem],
+    path: Path,
+    workers: list[int],
+    seeds: list[int],
+) -> None:
     """Trains the cells that are missing."""
     done = {(c["recipe"], c["strategy"], c["workers"], c["seed"]) for c in found}
     todo = [
         (problem, *cell)
-        for cell in cells()
-        for problem in problems
+        for problem in chosen
+        for cell in cells(is_long=problem.is_long)
+        if cell[1] in (1, *workers) and cell[2] in seeds
         if (problem.recipe, *cell) not in done
     ]
     print(f"{len(found)} cells are there, {len(todo)} to train", flush=True)
@@ -187,12 +136,16 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only write the page")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--data", nargs="*", choices=PROBLEMS, default=[*PROBLEMS])
+    counts = [*WORKERS, MANY]
+    parser.add_argument("--workers", nargs="*", type=int, default=counts)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[*SEEDS])
     options = parser.parse_args()
     found = [] if options.fresh else load(options.results)
-    folder = Path(os.environ.get("SHOAL_DATA", "data"))
     if not options.report:
-        run(found, [higgs(folder), mnist(folder)], options.results)
-    write_report(found, [*STRATEGIES, *LOWERED], WORKERS)
+        chosen = [PROBLEMS[name]() for name in options.data]
+        run(found, chosen, options.results, options.workers, options.seeds)
+    write_report(found, [*STRATEGIES, *LOWERED], (*WORKERS, MANY))
 
 
 if __name__ == "__main__":
