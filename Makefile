@@ -202,8 +202,8 @@ $(SPARK_35)/.stamp: pyproject.toml constraints.txt constraints-spark-35.txt
 	awk -F== 'FNR == NR { own[$$1] = 1 } FNR == NR || !($$1 in own)' \
 		constraints-spark-35.txt constraints.txt > $(SPARK_35)/constraints.txt
 	PIP_CONSTRAINT=$(SPARK_35)/constraints.txt $(SPARK_35)/bin/python -m pip install \
-		--quiet --disable-pip-version-check --editable '.[cluster,demo,files,jax,spark]' \
-		hypothesis ipykernel nbclient pytest pytest-timeout
+		--quiet --disable-pip-version-check --editable '.[aws,cluster,demo,files,jax,spark]' \
+		hypothesis ipykernel 'moto[s3,server]' nbclient pytest pytest-timeout requests
 	touch $@
 
 # AWS without AWS: moto, ministack, linters of templates and scripts. What needs other
