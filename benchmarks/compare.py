@@ -39,6 +39,12 @@ STRATEGIES = (
 )  # fmt: skip
 # As the docstring of EAMSGD asks: the learning rate lowered by 1 - momentum.
 LOWERED = {"eamsgd (rate x 0.1)": ("eamsgd", 0.1)}
+OFTEN = {
+    "aeasgd (period 2)": "aeasgd:period=2",
+    "dynsgd (period 4)": "dynsgd:period=4",
+    "diloco (period 4)": "diloco:period=4",
+}
+"""Where workers take few steps, as `plan` advises."""
 LASTING = ("aeasgd", "dynsgd", "async_diloco", "diloco")
 """Strategies that are compared on long works."""
 ASYNCHRONOUS = LASTING[:3]
@@ -54,15 +60,17 @@ PROBLEMS: Mapping[str, Callable[[], Problem]] = {
 }
 
 
-def cells(*, is_long: bool) -> list[tuple[str, int, int]]:
+def cells(problem: Problem) -> list[tuple[str, int, int]]:
     """(strategy, workers, seed), whole seeds first: a run that is cut is of use.
 
     `all_reduce` comes last: each of its steps is a call of the program for every
     worker, and by law 1 it is plain training.
     """
-    names = LASTING if is_long else (*STRATEGIES, *LOWERED)
+    names = LASTING if problem.is_long else (*STRATEGIES, *LOWERED)
     grid = [(n, w, s) for s in SEEDS for n in names for w in WORKERS]
     grid += [(name, MANY, seed) for seed in SEEDS for name in ASYNCHRONOUS]
+    if problem.is_small:
+        grid += [(n, w, s) for s in SEEDS for n in OFTEN for w in (*WORKERS[2:], MANY)]
     grid.sort(key=lambda cell: cell[2])
     early = [cell for cell in grid if cell[0] != "all_reduce"]
     late = [cell for cell in grid if cell[0] == "all_reduce"]
@@ -73,7 +81,7 @@ def cells(*, is_long: bool) -> list[tuple[str, int, int]]:
 def measure(problem: Problem, name: str, workers: int, seed: int) -> dict[str, Any]:
     """Trains one cell."""
     began = time.perf_counter()
-    word, factor = LOWERED.get(name, (name, 1.0))
+    word, factor = LOWERED.get(name, (OFTEN.get(name, name), 1.0))
     task = problem.task(factor)
     if name == "single":
         entry = train_baseline(task, seed)
@@ -111,7 +119,7 @@ def run(
     todo = [
         (problem, *cell)
         for problem in chosen
-        for cell in cells(is_long=problem.is_long)
+        for cell in cells(problem)
         if cell[1] in (1, *workers) and cell[2] in seeds
         if (problem.recipe, *cell) not in done
     ]
@@ -145,7 +153,7 @@ def main() -> None:
     if not options.report:
         chosen = [PROBLEMS[name]() for name in options.data]
         run(found, chosen, options.results, options.workers, options.seeds)
-    write_report(found, [*STRATEGIES, *LOWERED], (*WORKERS, MANY))
+    write_report(found, [*STRATEGIES, *LOWERED, *OFTEN], (*WORKERS, MANY))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from shoal.errors import ConfigError, PlanError
 from shoal.plan.cautions import STEADY, STEADY_LOST
@@ -100,6 +102,18 @@ def test_few_exchanges_are_warned_about() -> None:
     assert "only 4.2 times" in warning
     assert LocalSGD().warnings(workers=2, exchanges_per_epoch=5) == []
     assert AllReduce().warnings(workers=2, exchanges_per_epoch=3) == []
+
+
+@given(some.integers(2, 500), some.floats(0.01, 4.99))
+def test_the_period_that_is_advised_is_short_enough(period: int, exchanges: float):
+    [warning] = LocalSGD(period=period).warnings(
+        workers=2, exchanges_per_epoch=exchanges
+    )
+    [advised] = map(int, re.findall(r"Choose period=(\d+)", warning))
+    assert advised < period
+    often = exchanges * period / advised
+    again = LocalSGD(period=advised).warnings(workers=2, exchanges_per_epoch=often)
+    assert again == []
 
 
 @pytest.mark.parametrize("name", ["single", "ensemble", "averaging"])

@@ -235,10 +235,11 @@ class Strategy(ABC):
         """Returns warnings for `plan`; raises PlanError to refuse."""
         del workers
         if 0 < exchanges_per_epoch < 5 and self.period > 1:
+            advised = max(1, int(self.period * exchanges_per_epoch / 5))
             return [
                 f"{self.name} exchanges only {exchanges_per_epoch:.1f} times per "
                 f"worker and epoch (period={self.period}); at least 5 are advised. "
-                "Choose a smaller period."
+                f"Choose period={advised}, or fewer workers."
             ]
         return []
 
