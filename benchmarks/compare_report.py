@@ -82,7 +82,11 @@ def write_report(
     """Writes the page and the picture."""
     names = list(dict.fromkeys(cell["data"] for cell in cells))
     tables = {name: losses(cells, name) for name in names}
-    draw(tables, strategies, workers)
+    # Those that are on the first data set: the others have no place in its legend.
+    drawn = [
+        name for name in strategies if any(key[0] == name for key in tables[names[0]])
+    ]
+    draw(tables, drawn, workers)
     head, _, rest = PAGE.read_text().partition("<!-- figures -->")
     _, _, tail = rest.partition("<!-- /figures -->")
     parts = [_verdict(tables), *(_section(cells, n, tables[n], strategies, workers)
@@ -160,7 +164,7 @@ def _machine() -> str:
         f"{name} {version(name)}" for name in ("jax", "keras", "numpy")
     )
     return (
-        f"Measured on one core of an {platform.machine()} machine, Python "
+        f"Measured on an {platform.machine()} machine, Python "
         f"{platform.python_version()}, {packages}."
     )
 
