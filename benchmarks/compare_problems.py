@@ -144,7 +144,7 @@ def _cifar(told: str, optimizer: Callable[[], Any]) -> Problem:
 
     name = f"CIFAR-10, {told.partition('(')[0]}"
     recipe = (
-        f"ResNet of three blocks (75,000 weights), {told}, batch_size 64, 10 epochs of "
+        f"ResNet of three blocks (79,000 weights), {told}, batch_size 64, 10 epochs of "
         "20,000 images"
     )
     return Problem(name=name, recipe=recipe, task=task, is_long=True)

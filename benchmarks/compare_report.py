@@ -120,6 +120,7 @@ def _section(
 ) -> str:  # fmt: skip
     mine = [cell for cell in cells if cell["data"] == data]
     singles = [cell for cell in mine if cell["strategy"] == "single"]
+    workers = [n for n in workers if any(count == n for _, count in table)]
     lines = [
         f"## {data}",
         "",

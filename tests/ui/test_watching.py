@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shoal.runs.folder import Folder
-from shoal.ui import watching
+from shoal.runs.summary import WriterState
+from shoal.ui import live, watching
 from shoal.ui.live import RunView
 from shoal.ui.watching import Watcher
 from tests.ui.conftest import make_run
@@ -122,3 +123,26 @@ def test_a_change_that_was_told_is_read_at_once(tmp_path: Path):
     assert view.advance() == first  # a poll was a moment ago
     assert view.advance(told=9.0) == first  # and began after that change was told
     assert view.advance(told=10.5) > first
+
+
+def test_an_event_is_a_sign_of_life_if_the_poll_before_was_a_moment_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = make_run(tmp_path / "runs", "fish", status="running")
+    monkeypatch.setattr(live, "look_at_writer", lambda *_: WriterState(may_live=False))
+    now = 10.0
+    view = RunView(run.folder, clock=lambda: now)
+
+    def status_after(seconds: float, number: int | None = None) -> str:
+        nonlocal now
+        now += seconds
+        if number is not None:
+            name = f"events/{number:06d}.jsonl"
+            run.folder.write(name, b'{"kind":"note","text":"x"}\n')
+        view.advance()
+        return view.summary().status
+
+    assert status_after(0) == "lost"  # a run that is read at once may be old
+    assert status_after(1, 10) == "running"
+    assert status_after(1) == "lost"  # nothing new: its process is looked for
+    assert status_after(live.HEARD_S, 11) == "lost"  # written at any time since then
