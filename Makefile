@@ -67,9 +67,11 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python hatch_build.py || echo "The page will draw simpler charts."
 	touch $(DEMO_STAMP) $@
 
-# What a user of JAX installs; everything else completes the same environment.
+# What a user of JAX installs, and the page that the demo names at its end; everything
+# else completes the same environment.
 $(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) '.[demo,jax]'
+	$(INSTALL) '.[demo,jax,ui]'
+	$(BIN)/python hatch_build.py || echo "The page will draw simpler charts."
 	touch $@
 
 demo: $(DEMO_STAMP)

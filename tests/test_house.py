@@ -432,3 +432,10 @@ def test_python_blocks_of_the_page_run(page: Path, tmp_path: Path):
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{page}, same line numbers:\n{done.stderr[-4000:]}"
+
+
+def test_the_page_that_the_demo_names_is_installed_with_it() -> None:
+    rules = (ROOT / "Makefile").read_text()
+    recipe = rules.partition("\n$(DEMO_STAMP):")[2].partition("touch $@")[0]
+    [extras] = re.findall(r"'\.\[(.+)\]'", recipe)
+    assert set(extras.split(",")) >= {"demo", "jax", "ui"}
