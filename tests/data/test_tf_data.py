@@ -12,11 +12,11 @@ import pytest
 
 from shoal.data import trees
 from shoal.data.adapting import source_of
-from shoal.data.batches import as_arrays
 from shoal.data.chunks import ChunkedSource
 from shoal.data.generators import FedSource
 from shoal.data.reading import Reading
 from shoal.data.shards import Shard, ShardedSource
+from shoal.data.tensors import as_arrays
 from shoal.errors import DataError
 from tests.data.adapter_laws import ROWS, X, Y, check_laws, check_travels
 

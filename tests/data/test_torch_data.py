@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from shoal.data.adapting import source_of
-from shoal.data.batches import as_arrays
 from shoal.data.chunks import ChunkedSource
 from shoal.data.drawn import DrawnBatches
 from shoal.data.generators import FedSource
@@ -21,6 +20,7 @@ from shoal.data.items import Items
 from shoal.data.reading import Reading
 from shoal.data.shards import ShardedSource
 from shoal.data.sources import ArraySource
+from shoal.data.tensors import as_arrays
 from shoal.errors import DataError
 from tests.data.adapter_laws import ROWS, X, Y, check_laws, check_travels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from shoal.host.private import alike
 from shoal.runs.folder import Folder
 
 When = Literal["before", "after", "half"]
@@ -139,8 +141,8 @@ def faulty(folder: Folder, faults: Faults) -> Folder:
 @contextmanager
 def faulty_disk(faults: Faults):
     """Makes this process's own disk fail, where files are written and removed."""
-    plain = {name: getattr(Path, name) for name in ("open", "replace", "unlink")}
-    fsync, listdir = os.fsync, os.scandir
+    plain = {name: getattr(Path, name) for name in ("replace", "unlink")}
+    plain_open, fsync, listdir = open, os.fsync, os.scandir
 
     class File:
         def __init__(self, file: Any) -> None:
@@ -163,17 +165,19 @@ def faulty_disk(faults: Faults):
 
     def change(name: str) -> Callable[..., Any]:
         def changed(path: Path, *a: Any, **k: Any) -> Any:
-            def act() -> Any:
-                found = plain[name](path, *a, **k)
-                return File(found) if name == "open" else found
-
-            return faults.do(name, act, nothing)
+            return faults.do(name, lambda: plain[name](path, *a, **k), nothing)
 
         return changed
+
+    def changed_open(*a: Any, **k: Any) -> Any:
+        if k.get("opener") is not alike:
+            return plain_open(*a, **k)
+        return faults.do("open", lambda: File(plain_open(*a, **k)), nothing)
 
     with pytest.MonkeyPatch.context() as patch:
         for name in plain:
             patch.setattr(Path, name, change(name))
+        patch.setattr(builtins, "open", changed_open)
         patch.setattr(
             os, "fsync", lambda n: faults.do("fsync", lambda: fsync(n), nothing)
         )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import pytest
 
 from shoal.errors import ConfigError, DataError
 from shoal.runs import folder as runs_folder
+from shoal.runs.checkpoint_files import write_part, write_whole
 from shoal.runs.folder import Folder, is_place
 from shoal.runs.profiles import note_profile, profile_of
+from shoal.runs.segments import SegmentLimits, segments_for
+from shoal.runs.tensorboard import ScalarWriter
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -170,3 +174,36 @@ def test_storage_is_opened_with_the_profile_of_its_cluster(
     assert profile_of("s3://lab/runs") == ""
     (tmp_path / ".shoal" / "profiles.json").write_text("[")
     assert profile_of("s3://other/runs") == ""
+
+
+@pytest.mark.parametrize("write", ["write", "create", "part", "whole", "segment", "tb"])
+def test_no_file_is_open_to_others_for_a_moment(
+    write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The first mode counts: one that is set after `open` leaves a gap."""
+    tmp_path.chmod(0o700)
+    folder = Folder.at(tmp_path)
+    monkeypatch.setattr(os, "chmod", lambda *_: None)
+    monkeypatch.setattr(os, "fchmod", lambda *_: None)
+    before = os.umask(0)
+    try:
+        {
+            "write": lambda: folder.write("file", b"x"),
+            "create": lambda: folder.create("file", b"x"),
+            "part": lambda: write_part(folder, "file", memoryview(b"x")),
+            "whole": lambda: write_whole(folder, "file", b"x"),
+            "segment": lambda: append_line(folder),
+            "tb": lambda: ScalarWriter(folder).write_epoch(1e9, 0, {"loss": 1.0}),
+        }[write]()
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600]
+
+
+def append_line(folder: Folder) -> None:
+    out = segments_for(
+        folder, limits=SegmentLimits(), header=lambda _: b"{}\n", complain=pytest.fail
+    )
+    out.append(b"{}\n", 0.0)
+    out.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import builtins
 import threading
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_a_half_line_does_not_spoil_the_next(
     folder = Folder.at(tmp_path)
     out = segments(folder, [])
     out.append(LINE, 0.0)
-    plain_open = Path.open
+    plain_open = open
 
     class FullDisk:
         def __init__(self, file) -> None:
@@ -105,7 +106,7 @@ def test_a_half_line_does_not_spoil_the_next(
             return self.file.write(content[:5])
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", lambda *a, **k: FullDisk(plain_open(*a, **k)))
+        patch.setattr(builtins, "open", lambda *a, **k: FullDisk(plain_open(*a, **k)))
         out.append(LINE, 0.0)
     out.append(LINE, 0.0)
     assert out.lost == 1

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from shoal.data import trees
-from shoal.data.batches import Packing, is_a
+from shoal.data.batches import Packing
 from shoal.data.chunks import ChunkedSource
 from shoal.data.generators import FedSource
 from shoal.data.py_dataset import py_dataset_source
@@ -20,6 +20,7 @@ from shoal.data.reading import Reading
 from shoal.data.shards import SHARDS_PER_WORKER, ShardedSource
 from shoal.data.sources import default_floatx
 from shoal.data.spooled import GENERATOR_GB, SpooledSource
+from shoal.data.tensors import is_a
 from shoal.errors import DataError
 
 Adapter: TypeAlias = Callable[[Any, Packing, Reading], ChunkedSource]

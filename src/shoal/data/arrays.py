@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shoal.data import trees
 from shoal.data.streams import refuse_streams
+from shoal.data.tensors import host_array, is_a
 from shoal.errors import DataError, a_kind
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -109,6 +110,8 @@ def _to_numpy(value: Any, name: str, floatx: str, where: str) -> Array:
             raise _no_numbers(value, name, where, error) from error
     if "Series" in kind:
         return np.expand_dims(value.to_numpy(), axis=-1)
+    if is_a(value, "torch", "Tensor"):
+        return host_array(value)
     if hasattr(value, "__array__"):
         return np.asarray(value)
     refuse_streams(value, name, where)

@@ -15,56 +15,15 @@ import numpy as np
 from shoal.data import trees
 from shoal.data.arrays import FIT, Array, Column, check_lengths, named_columns
 from shoal.data.chunks import ArrayChunk
+from shoal.data.tensors import as_arrays
 from shoal.errors import DataError
 
 STEPS = "steps_per_epoch"
 PARTS = ("x", "y", "sample_weight")
 
 
-def is_a(value: Any, package: str, *names: str) -> bool:
-    """Whether a value is of a class of a package, which need not be installed.
-
-    Example:
-        >>> is_a(np.ones(3), "numpy", "ndarray"), is_a(1, "torch", "Tensor")
-        (True, False)
-    """
-    return any(
-        cls.__name__ in names and cls.__module__.partition(".")[0] == package
-        for cls in type(value).__mro__
-    )
-
-
-def as_arrays(tree: trees.Tree) -> trees.Tree:
-    """Moves tensors that NumPy cannot read into the host's memory; leaves the rest.
-
-    Tensors of torch are copied from their device and their graph, sparse ones of SciPy,
-    TensorFlow and JAX become dense, and bfloat16 of torch, which NumPy cannot read,
-    becomes float32.
-
-    Example:
-        >>> as_arrays({"a": np.ones(1), "b": [2, None]})
-        {'a': array([1.]), 'b': [2, None]}
-    """
-    return trees.map_leaves(_as_array, tree)
-
-
 def _copy(column: Column) -> Array:
     return np.array(column.take(slice(None)))
-
-
-def _as_array(value: Any) -> Any:
-    if is_a(value, "torch", "Tensor"):
-        found = value.detach().cpu()
-        return (found.float() if "bfloat16" in str(found.dtype) else found).numpy()
-    if is_a(value, "tensorflow", "SparseTensor"):
-        array = np.zeros(tuple(value.dense_shape.numpy()), value.dtype.as_numpy_dtype)
-        array[tuple(value.indices.numpy().T)] = value.values.numpy()
-        return array
-    if is_a(value, "jax", "BCOO", "BCSR"):
-        return np.asarray(value.todense())
-    if is_a(value, "scipy", "_data_matrix", "sparray", "spmatrix"):
-        return value.toarray()
-    return value
 
 
 @final

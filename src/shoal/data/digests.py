@@ -16,7 +16,7 @@ from typing import Any, cast, final
 import cloudpickle
 import numpy as np
 
-from shoal.data.batches import as_arrays, is_a
+from shoal.data.tensors import as_arrays, is_a
 
 MOST_ITEMS = 1 << 16
 """Number of items of an array or list that are read; of more, evenly spaced ones."""

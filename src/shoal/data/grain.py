@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from shoal.data.batches import Packing, is_a
+from shoal.data.batches import Packing
 from shoal.data.chunks import ChunkedSource
 from shoal.data.generators import FedSource
 from shoal.data.numbered import NumberedBatches
 from shoal.data.reading import Reading
 from shoal.data.shards import Shard, ShardedSource
+from shoal.data.tensors import is_a
 from shoal.data.travelling import check_travels
 from shoal.errors import ConfigError, DataError
 

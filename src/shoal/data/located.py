@@ -14,9 +14,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, final
 
-from shoal.data.batches import is_a
 from shoal.data.files import FileSource, open_files
 from shoal.data.reading import FIT, Reading
+from shoal.data.tensors import is_a
 from shoal.errors import ConfigError, DataError, ShoalWarning
 
 SCRIPT = "preprocessing.py"

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias, final
 import numpy as np
 
 from shoal.data import trees
-from shoal.data.batches import Packing, bytes_per_row, is_a
+from shoal.data.batches import Packing, bytes_per_row
 from shoal.data.chunks import ArrayChunk, Chunk, ChunkedSource, Mixing, Offsets
 from shoal.data.draws import SEED
 from shoal.data.order import shares
 from shoal.data.sources import Batch
+from shoal.data.tensors import is_a
 from shoal.data.travelling import check_travels
 from shoal.data.unended import Unended
 from shoal.errors import ConfigError, DataError, a_kind

@@ -11,7 +11,6 @@ from typing import Any
 from shoal.data import trees
 from shoal.data.adapting import source_of
 from shoal.data.arrays import FIT, Column, check_lengths, named_columns
-from shoal.data.batches import as_arrays
 from shoal.data.chunks import GROUP_BYTES, ChunkedSource, ShapesDiffer
 from shoal.data.generators import FedSource
 from shoal.data.located import FileArguments, is_frame, is_location, open_located
@@ -19,6 +18,7 @@ from shoal.data.reading import Reading
 from shoal.data.sources import ArraySource, Source, default_floatx
 from shoal.data.spooled import SpooledSource
 from shoal.data.streams import refuse_streams
+from shoal.data.tensors import as_arrays
 from shoal.data.weighted import ClassWeighted
 from shoal.data.weights import check_class_weight, class_weights, weights_per_output
 from shoal.errors import ConfigError, DataError

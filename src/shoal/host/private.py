@@ -110,14 +110,20 @@ def _set_mode(path: Path | int, mode: int) -> None:
 
 
 def alike(path: str, flags: int) -> int:
-    """An `opener` of `open`: new files are shared like their folder.
+    """An `opener` of `open`: new files are shared like their folder, from the start.
+
+    A mode that is set after `open` would come too late: until then the umask counts.
 
     Example:
         >>> with open("notes", "ab", opener=alike) as file:
         ...     _ = file.write(b"fish")
     """
-    if not flags & os.O_CREAT:
+    existing = flags & ~os.O_CREAT
+    if existing == flags:
         return os.open(path, flags)
+    if not flags & os.O_EXCL:
+        with suppress(FileNotFoundError):  # first: lines are appended often
+            return os.open(path, existing)
     folder = Path(path).parent
     mode = 0o666 if _has_acl(folder) else 0o600
     try:
@@ -125,21 +131,10 @@ def alike(path: str, flags: int) -> int:
     except FileExistsError:
         if flags & os.O_EXCL:
             raise
-        return os.open(path, flags, mode)
+        return os.open(path, existing)
     if mode == 0o600 and _file_mode(folder) != mode:
         _set_mode(descriptor, _file_mode(folder))
     return descriptor
-
-
-def protect(file: Path | int, folder: Path) -> None:
-    """Shares a file of another call like the folder that it belongs to.
-
-    Args:
-        file: Path, or descriptor of an open file.
-        folder: Folder of the file, now or later.
-    """
-    if not _has_acl(folder):
-        _set_mode(file, _file_mode(folder))
 
 
 def is_own(path: Path) -> bool:

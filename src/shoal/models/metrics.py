@@ -92,7 +92,7 @@ class MetricStates:
                     dtype=str(variable.dtype),
                     initial=np.zeros(int(np.prod(variable.shape)))
                     if initial is None
-                    else np.asarray(initial, np.float64).reshape(-1),
+                    else initial.astype(np.float64).reshape(-1),
                     is_kept=initial is None,
                 )
                 for name, variable, initial in zip(
@@ -324,4 +324,6 @@ def _initial_values(model: Any) -> list[Any]:
     with keras.StatelessScope() as scope:
         for metric in model.metrics:
             metric.reset_state()
-        return [scope.get_current_value(variable) for variable in variables]
+        values = [scope.get_current_value(variable) for variable in variables]
+        # NumPy itself does not copy from a device.
+        return [v if v is None else keras.ops.convert_to_numpy(v) for v in values]

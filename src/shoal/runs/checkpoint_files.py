@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from shoal.errors import ShoalError
-from shoal.host.private import protect
+from shoal.host.private import alike
 from shoal.runs.folder import Folder
 
 CHUNK_BYTES = 4 << 20
@@ -168,8 +168,7 @@ def _whole_file(target: Path) -> Generator[IO[bytes]]:
     """Opens a file whose name appears, durably, when the context ends well."""
     partial = target.with_name(f".{target.name}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
-            protect(file.fileno(), target.parent)
+        with open(partial, "wb", opener=alike) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -191,8 +191,7 @@ class Folder:
         target = self._local_target(name)
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with partial.open("wb") as file:
-                private.protect(file.fileno(), target.parent)
+            with open(partial, "wb", opener=private.alike) as file:
                 file.write(content)
             partial.replace(target)
         finally:
@@ -206,8 +205,7 @@ class Folder:
         """
         if self.is_local:
             target = self._local_target(name)
-            with target.open("xb") as file:
-                private.protect(file.fileno(), target.parent)
+            with open(target, "xb", opener=private.alike) as file:
                 file.write(content)
             return
         try:
@@ -229,11 +227,14 @@ class Folder:
             raise
 
     def put(self, source: Path, name: str) -> None:
-        """Moves a local file to its final name here, in one step."""
+        """Moves a local file to its final name here, in one step.
+
+        Args:
+            source: A file that was opened by `alike`; its mode stays.
+            name: Its name in this folder.
+        """
         if self.is_local:
-            target = self._local_target(name)
-            private.protect(source, target.parent)
-            source.replace(target)
+            source.replace(self._local_target(name))
         else:
             self.fs.put_file(str(source), self.where(name))
 

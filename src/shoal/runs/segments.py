@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from shoal.host.private import protect
+from shoal.host.private import alike
 from shoal.runs.events import segment_name, segment_numbers
 from shoal.runs.folder import Folder
 
@@ -116,9 +116,7 @@ class LocalSegments(Segments):
             path = self._folder.local_path(segment_name(self._number))
             # Opened for each line: a handle kept for hours would continue to write
             # into a folder that was removed, and would have to be guarded.
-            with path.open("ab", buffering=0) as file:
-                if not self._size:
-                    protect(file.fileno(), path.parent)
+            with open(path, "ab", buffering=0, opener=alike) as file:
                 written = file.write(content)
             if written < len(content):
                 raise OSError(f"only {written} of {len(content)} bytes were taken")

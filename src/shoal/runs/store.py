@@ -19,6 +19,7 @@ from shoal.errors import CheckpointError, ConfigError
 from shoal.facts import DEFAULT_ROOT
 from shoal.forks import gives_up
 from shoal.host.locks import HeldLock
+from shoal.host.private import alike
 from shoal.host.processes import Process
 from shoal.host.scratch import Scratch, planned_scratch, scratch_folder
 from shoal.host.temporary import (
@@ -298,11 +299,13 @@ class StoredRun(Run):
         suffix, found = ARCHIVE, partial.with_name(partial.name + ARCHIVE)
         try:
             with keras_saving():
+                open(found, "wb", opener=alike).close()  # Keras keeps its mode
                 model.save(found)
         except Exception as error:  # the model may run the user's code
             if is_of_storage(error):
                 raise
             suffix, found = WEIGHTS, partial.with_name(partial.name + WEIGHTS)
+            open(found, "wb", opener=alike).close()
             model.save_weights(found)
             self._say_once(
                 f"the {which} model cannot be saved as a Keras archive "

@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import Any, final
 
 from shoal.crc32c import masked_crc32c
-from shoal.host.private import protect
+from shoal.host.private import alike
 from shoal.paths import name_of
 from shoal.runs.folder import Folder
 from shoal.runs.use import Use
@@ -132,9 +132,7 @@ class ScalarWriter:
             self._folder.write(f"{name}.{count:06d}", head + content)
             return
         path = self._folder.local_path(name)
-        with path.open("ab") as file:
-            if not count:
-                protect(file.fileno(), path.parent)
+        with open(path, "ab", opener=alike) as file:
             file.write(content if file.tell() else head + content)
 
 
