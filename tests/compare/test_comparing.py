@@ -230,6 +230,14 @@ def test_a_misspelled_strategy_is_refused_before_anything_trains() -> None:
         shoal.compare(never, x, y, strategies=["local_sgd", "eagsd"])
 
 
+@pytest.mark.parametrize("is_model", [True, False])
+def test_a_model_in_place_of_its_maker_is_refused(is_model: bool) -> None:
+    x, y = data()
+    given: Any = make_model() if is_model else "model"
+    with pytest.raises(ConfigError, match=r"make_model is a.* Expected a function"):
+        shoal.compare(given, x, y, strategies=["adag"])
+
+
 def test_every_column_is_defined() -> None:
     (row,) = _two().rows
     assert row.keys() - {"accuracy"} == COLUMNS.keys() - {"loss, accuracy, ..."}

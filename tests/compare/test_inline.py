@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import shoal
 from shoal.engine.controller.observer import Observer
 from shoal.engine.server.checkpoint import ServerCheckpoint
 from shoal.engine.server.records import EpochEnd, Record
-from shoal.errors import PlanError
+from shoal.errors import ConfigError, PlanError
+from shoal.testing import Conditions
 from shoal.training.fit_call import FitCall
 from shoal.training.inline import InlineCluster
 from shoal.training.read_fit import read
@@ -59,11 +63,11 @@ def fit(
     model: Any, strategy: str, *, workers: int, by: Any = shoal.fit, **more: Any
 ) -> Any:
     x, y = data()
-    settings: dict[str, Any] = {
+    asked: dict[str, Any] = {
         "batch_size": BATCH_SIZE, "epochs": 2, "run": False, "verbose": 0, "seed": 5,
         "cluster": "inline", **more,
     }  # fmt: skip
-    return by(model, x, y, strategy=strategy, workers=workers, **settings)
+    return by(model, x, y, strategy=strategy, workers=workers, **asked)
 
 
 def weights_of(model: Any) -> Any:
@@ -131,11 +135,88 @@ def test_a_slow_worker_takes_fewer_samples() -> None:
         cluster="inline", batch_size=4, epochs=3, verbose=0, run=False, seed=1,
     )  # fmt: skip
     ready, watch = read(call), Watch()
-    speeds = {0: 1.0, 1: 4.0}
     work = ready.work.with_packed()
-    InlineCluster(ready.plan, work, watch, speeds.__getitem__).run()
+    InlineCluster(ready.plan, work, watch, Conditions().slow(rank=1, times=4)).run()
     assert watch.samples.total() == 3 * ROWS
     assert watch.samples[0] > 2.5 * watch.samples[1]
+
+
+@pytest.mark.parametrize("strategy", ["aeasgd", "diloco", "downpour:period=2"])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=6, deadline=None)
+def test_samples_count_once_while_workers_leave_and_join(
+    strategy: str, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    conditions, step = Conditions(), 0.0
+    for _ in range(random.integers(1, 5)):
+        rank, step = int(random.integers(3)), step + random.uniform(0, 6)
+        conditions = conditions.leave(rank=rank, step=step)
+        step += random.uniform(0, 6)
+        conditions = conditions.join(rank=rank, step=step)
+    with conditions:
+        history = fit(make_model(), strategy, workers=3, epochs=3)
+    summary = history.run.summary()
+    assert summary.samples_committed == summary.samples_expected == 3 * ROWS
+    assert len(history.history["loss"]) == 3
+
+
+def test_who_has_left_takes_no_samples_and_who_joins_does() -> None:
+    x, y = data()
+    call = FitCall.of(
+        model=make_model(), x=x, y=y, strategy="downpour:period=1", workers=2,
+        cluster="inline", batch_size=2, epochs=4, verbose=0, run=False, seed=1,
+    )  # fmt: skip
+    # An epoch is 125 steps: about 63 of each, and 125 of one alone.
+    taken: list[Any] = []
+    for conditions in (
+        Conditions().leave(rank=1, step=0),
+        Conditions().leave(rank=1, step=0).join(rank=1, step=250),
+    ):
+        ready, watch = read(call), Watch()
+        InlineCluster(ready.plan, ready.work.with_packed(), watch, conditions).run()
+        assert watch.samples.total() == 4 * ROWS
+        taken.append(watch.samples)
+    assert taken[0][1] == 0
+    assert 0.2 < taken[1][1] / taken[1].total() < 0.3
+
+
+def test_error_of_conditions_on_processes() -> None:
+    with (
+        Conditions().slow(rank=0, times=2),
+        pytest.raises(PlanError, match="Pass cluster='inline'"),
+    ):
+        fit(make_model(), "aeasgd", workers=2, cluster="local")
+
+
+def test_error_of_common_steps_with_workers_that_leave() -> None:
+    with (
+        Conditions().leave(rank=0, step=2),
+        pytest.raises(PlanError, match="Expected a strategy that exchanges weights"),
+    ):
+        fit(make_model(), "all_reduce", workers=2)
+
+
+def test_error_of_a_worker_that_the_run_does_not_have(tmp_path: Path) -> None:
+    with (
+        Conditions().slow(rank=2, times=2),
+        pytest.raises(ConfigError, match="Expected ranks from 0 to 1"),
+    ):
+        fit(make_model(), "aeasgd", workers=2, run=tmp_path / "run")
+    assert not [*tmp_path.iterdir()]  # no run has begun
+
+
+def test_error_of_a_run_without_workers() -> None:
+    both = Conditions().leave(rank=0, step=2).leave(rank=1, step=9)
+    with both, pytest.raises(ConfigError, match="all 2 workers have left at step 9"):
+        fit(make_model(), "aeasgd", workers=2)
+
+
+def test_error_of_a_worker_that_leaves_twice() -> None:
+    with pytest.raises(ConfigError, match="Expected leave and join in turns"):
+        Conditions().leave(rank=0, step=2).leave(rank=0, step=9)
+    with pytest.raises(ConfigError, match="Expected a number above 0"):
+        Conditions().slow(rank=0, times=0)
 
 
 def test_a_schedule_ends_where_keras_would() -> None:

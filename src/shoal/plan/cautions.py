@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.facts import MachineFacts, ModelFacts
+from shoal.facts import ModelFacts
 from shoal.strategies.base import Overshoot, Strategy
 
 
@@ -41,7 +41,7 @@ def optimizer_warnings(model: ModelFacts) -> list[str]:
     ]
 
 
-STEADY, STEADY_LOST = "diloco", 0.1
+STEADY, STEADY_LOST = "diloco", 0.0
 """The strategy that stays, and the points that it lost with 16 workers there."""
 
 
@@ -79,6 +79,52 @@ def overshoot_warnings(
     ]
 
 
+FEW_STEPS = 300
+"""Steps of a worker in a whole run below which averaged workers have lost accuracy."""
+LONG_RUN = 1_000
+"""Steps of plain Keras from which on a run counts as more than a trial."""
+
+
+def has_few_steps(workers: int, steps: int) -> bool:
+    """Whether workers take few steps in a run, in which plain Keras takes many.
+
+    Args:
+        workers: Number of workers.
+        steps: Steps of a worker in the whole run.
+    """
+    return steps < FEW_STEPS and workers * steps >= LONG_RUN
+
+
+def few_steps_warnings(strategy: Strategy, workers: int, steps: int) -> list[str]:
+    """Returns warnings about workers that take few steps one after the other.
+
+    An average of n workers is less noisy than one, and has moved no further: where a
+    run is short, no rule of averaging makes up for the steps.
+
+    Args:
+        strategy: Strategy of the run.
+        workers: Number of workers.
+        steps: Steps of a worker in the whole run.
+
+    Example:
+        >>> from shoal.strategies import AsyncDiLoCo
+        >>> found = few_steps_warnings(AsyncDiLoCo(), 16, 85)
+        >>> found[0].partition(":")[0]
+        'each of 16 workers takes 85 steps in the whole run, plain Keras takes 1,360'
+        >>> few_steps_warnings(AsyncDiLoCo(), 4, 340)
+        []
+    """
+    alone = workers * steps
+    if not (strategy.scales_rate and has_few_steps(workers, steps)):
+        return []
+    return [
+        f"each of {workers} workers takes {steps:,} steps in the whole run, plain "
+        f"Keras takes {alone:,}: averaged workers have lost accuracy with fewer than "
+        f"{FEW_STEPS}, as an average moves no further than one of them. Train for "
+        f"more epochs, with a smaller batch_size, or with {alone // FEW_STEPS} workers."
+    ]
+
+
 def divergence_warning(
     strategy: Strategy,
     found: Overshoot,
@@ -111,103 +157,6 @@ def divergence_warning(
         f"was {least:.3g} before. It {found.why}. The run goes on; for a better one "
         f"choose strategy={STEADY!r}, or {lower}."
     )
-
-
-def crowd_warnings(workers: int, machine: MachineFacts) -> list[str]:
-    """Returns warnings about more workers than cores.
-
-    Example:
-        >>> crowd_warnings(5, MachineFacts(cores=2))[0].partition(";")[0]
-        '5 workers share 2 cores'
-    """
-    if machine.gpus or workers <= machine.cores:
-        return []
-    return [
-        f"{workers} workers share {machine.cores} cores; more than one a core only "
-        "makes all of them slower."
-    ]
-
-
-def room_warnings(workers: int, threads: int, machine: MachineFacts) -> list[str]:
-    """Returns warnings about a cluster with less room than workers need.
-
-    Example:
-        >>> from shoal.facts import NodeFacts
-        >>> one = (NodeFacts(name="10.0.0.7", cores=4),)
-        >>> room_warnings(3, 2, MachineFacts(cores=4, nodes=one))[0].partition(";")[0]
-        'the cluster has room for 2 of 3 workers now'
-    """
-    room = machine.room_for(threads)
-    if not machine.nodes or workers <= room:
-        return []
-    return [
-        f"the cluster has room for {room} of {workers} workers now; fit waits for more "
-        "for a while, and then goes on with what there is."
-    ]
-
-
-def slot_warnings(
-    workers: int, machine: MachineFacts, has_callbacks: bool
-) -> list[str]:
-    """Returns warnings about workers that leave no slot to the user's own jobs.
-
-    Example:
-        >>> machine = MachineFacts(cores=2, slots=2, threads_each=1)
-        >>> slot_warnings(2, machine, True)[0].partition(":")[0]
-        'the workers take all 2 slots'
-        >>> slot_warnings(1, machine, True)
-        []
-    """
-    if machine.slots is None or not has_callbacks or workers < machine.slots:
-        return []
-    return [
-        f"the workers take all {machine.slots} slots: a callback that starts a job "
-        "there waits for a free slot, and the run for the callback. Pass "
-        f"workers={max(1, machine.slots - 1)} if a callback starts one."
-    ]
-
-
-ENOUGH_MIB = 1024
-"""Memory of a training process of a middling model, with chunks of data."""
-
-
-def overhead_warnings(machine: MachineFacts) -> list[str]:
-    """Returns warnings about containers that have little memory for workers.
-
-    Example:
-        >>> machine = MachineFacts(cores=1, slots=1, overhead_each_mib=384)
-        >>> overhead_warnings(machine)[0].partition(":")[0]
-        'each worker has 384 MiB of memory overhead'
-        >>> overhead_warnings(MachineFacts(cores=1))
-        []
-    """
-    each = machine.overhead_each_mib
-    if not 0 < each < ENOUGH_MIB:
-        return []
-    return [
-        f"each worker has {each:,} MiB of memory overhead: training takes 300 to 600 "
-        "MiB, more with large models, and up to 512 MiB for chunks of data; a "
-        "container above its limit is killed. Set spark.executor.memoryOverhead to "
-        f"{ENOUGH_MIB:,} MiB for each core of an executor."
-    ]
-
-
-def idle_gpu_warnings(machine: MachineFacts) -> list[str]:
-    """Returns warnings about GPUs that a cluster gives to no worker.
-
-    Example:
-        >>> idle_gpu_warnings(MachineFacts(cores=8, slots=8, idle_gpus=2))[0][:35]
-        'workers compute on the CPU, and the'
-        >>> idle_gpu_warnings(MachineFacts(cores=8))
-        []
-    """
-    if not machine.idle_gpus:
-        return []
-    return [
-        f"workers compute on the CPU, and the {machine.idle_gpus} GPUs of this machine "
-        "are idle: Spark hands out none of them here. Pass cluster='local' to train "
-        "on them."
-    ]
 
 
 def metric_notes(model: ModelFacts) -> list[str]:

@@ -15,7 +15,7 @@ from shoal.facts import MachineFacts
 from shoal.interruption import undisturbed
 from shoal.launchers.shared import SharedBlob
 from shoal.plan import Plan, resolve
-from shoal.plan.cautions import room_warnings
+from shoal.plan.machine_cautions import room_warnings
 from shoal.training.early_start import worker_environment_of
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, final
 import numpy as np
 
 from shoal.data.streams import refuse_streams
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, a_kind
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan.request import plain, read_workers
 from shoal.strategies import Single, Strategy, get, spell
@@ -93,10 +93,11 @@ def compare(
         tell: Called with a line of text as each training begins.
 
     Raises:
-        ConfigError: There is nothing to compare, a strategy is unknown, or a number of
-            workers is invalid.
+        ConfigError: There is nothing to compare, a strategy is unknown, a number of
+            workers is invalid, or `make_model` is a model or no function.
         DataError: The data comes as batches, one after another.
     """
+    _check_maker(task.make_model)
     refuse_streams(task.x, "x", "data of compare")
     refuse_streams(task.y, "y", "data of compare")
     chosen = [s for s in map(get, strategies) if not isinstance(s, Single)]
@@ -178,6 +179,17 @@ def train_one(
         return int(found or workers)
 
     return _measure(task, train, spell(strategy), seed)
+
+
+def _check_maker(make_model: Any) -> None:
+    """Refuses a model, which can be called too: each training needs a new one."""
+    if callable(make_model) and not hasattr(make_model, "train_step"):
+        return
+    raise ConfigError(
+        f"make_model is {a_kind(make_model)}. Expected a function without arguments "
+        "that returns a new compiled model, as each training begins with one. "
+        "Build and compile the model in a function, and pass that function."
+    )
 
 
 def _measure(

@@ -2,8 +2,9 @@
 
 Sequencer, center, strategy and compiled programs are those of a real run; only
 processes and sockets are absent. Sixteen workers cost no more compute than one.
-This file decides when simulated workers are busy and when their messages arrive.
-Time is a number here, never a clock.
+This file decides when simulated workers are busy and when their messages arrive;
+`conditions.py` says which are slow and which leave. Time is a number here, never a
+clock.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias, final
+from collections.abc import Sequence
+from typing import Any, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,22 +34,15 @@ from shoal.models.metrics import loss_totals
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.strategies.base import Facts
+from shoal.training.conditions import CONDITIONS, Change, Conditions
 from shoal.training.driver import Driver
 from shoal.training.driver_options import DriverOptions
 from shoal.training.inline_workers import InlineWorker, InlineWorkers
 from shoal.training.start_run import TrainingResult, Work, begin, rescue, rules
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
 
-Speeds: TypeAlias = Callable[[int], float]
-
 JITTER = 0.1  # a window takes up to this share more or less than its steps say
 FLUSH_S = 0.1
-
-
-def equal_speeds(rank: int) -> float:
-    """Returns one unit of time for a step of every worker."""
-    del rank
-    return 1.0
 
 
 def train(
@@ -56,7 +50,6 @@ def train(
     work: Work,
     run: Run,
     options: DriverOptions,
-    speeds: Speeds = equal_speeds,
 ) -> TrainingResult:
     """Trains like `start_run.train`, with all workers in this thread.
 
@@ -69,7 +62,6 @@ def train(
         work: Model and data.
         run: Record of the run.
         options: Options of `fit`.
-        speeds: Rank -> time of one step, 1 for all by default.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C; the model has the center so far.
@@ -78,7 +70,7 @@ def train(
     plan = begin(driver, plan, work, run)
     with lending():
         work = work.as_training_begins(options)
-        cluster = InlineCluster(plan, work, driver, speeds)
+        cluster = InlineCluster(plan, work, driver, CONDITIONS.get())
     driver.fetch_by(cluster.newest)
     try:
         with work.source.serving():
@@ -108,11 +100,12 @@ class InlineCluster(Interpreter):
         plan: Plan,
         work: Work,
         observer: Observer,
-        speeds: Speeds = equal_speeds,
+        conditions: Conditions,
     ) -> None:
         model = work.model
         weights, beside = exchanged_variables(model), statistic_variables(model)
-        self._plan, self._observer, self._speeds = plan, observer, speeds
+        self._plan, self._observer = plan, observer
+        self._conditions, self._changes_due = conditions, deque(conditions.changes)
         self._random = np.random.default_rng([plan.seed, plan.workers])
         began = float(int(step_variable(model).numpy()))
         self._losses = loss_totals(model)
@@ -186,6 +179,11 @@ class InlineCluster(Interpreter):
             worker = self._inline_workers.inline_workers[self._asking.popleft()]
             self._carry_out(sequencer.need(worker.rank, worker.incarnation))
             return
+        if self._changes_due and (
+            not self._due or self._changes_due[0].at <= self._due[0][0]
+        ):
+            self._change_workers(self._changes_due.popleft())
+            return
         self._now, rank = heapq.heappop(self._due)
         worker = self._inline_workers.inline_workers[rank]
         steps, samples = self._inline_workers.work(worker)
@@ -202,6 +200,23 @@ class InlineCluster(Interpreter):
         )
         self._carry_out(sequencer.push(push))
 
+    def _change_workers(self, change: Change) -> None:
+        """Loses a worker with what it has not pushed, or adds one in its place."""
+        self._now = max(self._now, change.at)
+        worker = self._inline_workers.inline_workers[change.rank]
+        if change.action == "leave":
+            self._due = [due for due in self._due if due[1] != worker.rank]
+            heapq.heapify(self._due)
+            self._asking = deque(rank for rank in self._asking if rank != worker.rank)
+            self._inline_workers.close(worker)
+            self._center.forget(worker.rank)
+            self._carry_out(self._sequencer.leave(worker.rank, worker.incarnation))
+            return
+        worker.incarnation = self._sequencer.join(worker.rank).incarnation
+        vector, worker.statistics = self.copy_center()
+        self._inline_workers.adopt(worker, vector)
+        self._carry_out(self._sequencer.ready(worker.rank, worker.incarnation))
+
     def _begin(self, worker: InlineWorker) -> None:
         """Starts a worker on a window of its leases, or requests leases."""
         steps = self._inline_workers.take_window(worker, self._sequencer.clock)
@@ -209,7 +224,7 @@ class InlineCluster(Interpreter):
             self._asking.append(worker.rank)
             return
         jitter = self._random.uniform(1 - JITTER, 1 + JITTER)
-        busy = steps * self._speeds(worker.rank) * jitter
+        busy = steps * self._conditions.step_time(worker.rank) * jitter
         heapq.heappush(self._due, (self._now + busy, worker.rank))
 
     # -------------------------------------------------------- the controller

@@ -132,6 +132,13 @@ class InlineWorkers:
         self.inline_workers.append(worker)
         return worker
 
+    def close(self, worker: InlineWorker) -> None:
+        """Forgets what a lost worker had; its place is as for a new process."""
+        worker.leases.clear()
+        worker.window, worker.sequence = [], 0
+        worker.rate, worker.changed = None, 0
+        worker.state = self._backend.fork(worker.rank)
+
     def optimizer_state(self) -> bytes:
         """Returns the optimizer state of the lowest rank."""
         if self._plan.exchanges_gradients:

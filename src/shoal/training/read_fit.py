@@ -34,6 +34,7 @@ from shoal.plan.validation import read_freq
 from shoal.strategies import Strategy
 from shoal.training.allocation import look
 from shoal.training.caps import capped_epochs, capped_steps
+from shoal.training.conditions import CONDITIONS, Conditions
 from shoal.training.driver_options import DriverOptions
 from shoal.training.fit_call import FitCall
 from shoal.training.progress import writing_progress
@@ -134,6 +135,7 @@ def read(call: FitCall, *, is_plan: bool = False) -> PreparedFit:
     )
     _check_travels(request, source)
     plan = resolve(request, facts, data, look(call.cluster, facts.backend))
+    CONDITIONS.get().check(plan.workers)
     work = Work(
         model=model,
         source=source,
@@ -304,8 +306,20 @@ def _number_of(workers: Workers | Yarn, strategy: Strategy) -> Workers:
 
 def _check_inline(cluster: str | Cluster, request: Request) -> None:
     """Refuses arguments that inline workers do not support."""
+    conditions = CONDITIONS.get()
     if cluster != "inline":
+        if conditions != Conditions():
+            raise PlanError(
+                f"shoal.testing.Conditions with cluster={cluster!r}. Expected workers "
+                "whose time is simulated. Pass cluster='inline'."
+            )
         return
+    if conditions.changes and request.strategy.exchanges == "gradients":
+        raise PlanError(
+            f"workers of {request.strategy.name} that leave and join, with "
+            "cluster='inline'. Expected a strategy that exchanges weights. "
+            "Leave cluster out and use shoal.testing.faults."
+        )
     if request.on_nan is not None:
         raise PlanError(
             f"on_nan={request.on_nan!r} with cluster='inline'. Expected workers that "
