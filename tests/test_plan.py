@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import Gpu, Multiplications, NodeFacts
@@ -24,12 +26,16 @@ from shoal.strategies import (
     AEASGD,
     EAMSGD,
     AllReduce,
+    AsyncDiLoCo,
     Averaging,
+    DiLoCo,
     Downpour,
+    DynSGD,
     Ensemble,
     LocalSGD,
     Single,
     Strategy,
+    get,
 )
 from shoal.training.start_run import rules
 
@@ -173,6 +179,34 @@ def test_a_period_of_an_epoch_becomes_steps():
     found = plan(Averaging(), workers=4, batch_size=100)
     assert found.strategy.period == 25
     assert found.exchanges_per_epoch == 1
+
+
+USUAL = (AEASGD, AsyncDiLoCo, DiLoCo, DynSGD, LocalSGD)
+
+
+@pytest.mark.parametrize("made", USUAL)
+@given(rows=st.integers(1, 100_000), workers=st.integers(2, 40))
+def test_a_usual_period_leaves_three_exchanges_in_an_epoch(
+    made: type[Strategy], rows: int, workers: int
+):
+    found = plan(made(), workers=workers, batch_size=10, data=replace(DATA, rows=rows))
+    each = -(-rows // (10 * found.workers))
+    assert found.strategy.period == max(1, min(made().period, each // 3))
+    assert "exchanges only" not in " ".join(found.warnings)
+
+
+@pytest.mark.parametrize("made", USUAL)
+def test_a_period_that_is_named_is_obeyed(made: type[Strategy]):
+    usual = made().period
+    for copied in (lambda one: one, lambda one: pickle.loads(pickle.dumps(one))):
+        few: dict[str, Any] = {"workers": 8, "batch_size": 100}
+        found = plan(copied(get(f"{made.name}:period={int(usual)}")), **few)
+        assert found.strategy.period == usual
+        assert "exchanges only" in " ".join(found.warnings)
+        shorter = plan(copied(made()), **few)
+        assert shorter.strategy.period < usual
+        assert f"(usually {usual}; an epoch is short)" in shorter.explain()
+        assert "usually" not in found.explain()
 
 
 def test_order_is_the_plans():
@@ -397,6 +431,36 @@ def test_gradient_exchanges_shrink_when_a_rank_would_have_no_row():
 def test_few_exchanges():
     found = plan(AEASGD(period=500), workers=2)
     assert "exchanges only" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "epochs", "advised"),
+    [
+        (AEASGD(), 8, 1, 4),  # 156 steps each, of 1,250
+        (AsyncDiLoCo(), 8, 1, 4),
+        (LocalSGD(), 32, 2, 8),
+        (AEASGD(), 4, 1, 0),  # 312 steps each
+        (AEASGD(), 8, 2, 0),
+        (AllReduce(), 8, 1, 0),
+        (Ensemble(), 8, 1, 0),
+        (Downpour(), 8, 1, 0),  # it adds the changes up
+    ],
+)
+def test_few_steps_of_averaged_workers_are_told(
+    strategy: Strategy, workers: int, epochs: int, advised: int
+):
+    given: dict[str, Any] = {"workers": workers, "epochs": epochs, "batch_size": 8}
+    words = "steps in the whole run"
+    told = " ".join(plan(strategy, **given).warnings)
+    assert (words in told) is bool(advised)
+    if advised:
+        assert f"smaller batch_size, or with {advised} workers" in told
+        given["workers"] = advised
+        assert words not in " ".join(plan(strategy, **given).warnings)
+
+
+def test_few_steps_of_a_trial_are_not_told():
+    assert plan(AEASGD(), workers=8, batch_size=16).warnings == ()  # 625 of plain Keras
 
 
 @pytest.mark.parametrize(

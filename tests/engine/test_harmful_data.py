@@ -308,7 +308,7 @@ def test_a_chunk_that_cannot_be_read_is_named(
 def test_the_plan_says_what_follows() -> None:
     x, y = data()
     made = shoal.plan(model(), x, y, strategy="local_sgd", workers=2, on_nan="skip")
-    assert "that window of 10 steps is not applied" in made.explain()
+    assert "that window of 5 steps is not applied" in made.explain()
     assert made.to_json()["on_nan"] == "skip"
     assert "nan " not in shoal.plan(model(), x, y).explain()
 

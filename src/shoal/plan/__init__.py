@@ -12,15 +12,11 @@ from typing import Any, final
 from shoal.data.order import shares, steps
 from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
 from shoal.plan.cautions import (
-    crowd_warnings,
+    few_steps_warnings,
     gradient_warnings,
-    idle_gpu_warnings,
     metric_warnings,
     optimizer_warnings,
-    overhead_warnings,
     overshoot_warnings,
-    room_warnings,
-    slot_warnings,
     state_warnings,
 )
 from shoal.plan.choosing import choose, situation_of
@@ -29,6 +25,13 @@ from shoal.plan.decisions import Decisions
 from shoal.plan.exchanging import check_codec, check_overlap, check_servers
 from shoal.plan.explaining import count, explained
 from shoal.plan.gpus import Place, gpu_warnings, places, places_of_cluster
+from shoal.plan.machine_cautions import (
+    crowd_warnings,
+    idle_gpu_warnings,
+    overhead_warnings,
+    room_warnings,
+    slot_warnings,
+)
 from shoal.plan.monitor import choose_monitor
 from shoal.plan.pace import alone_steps, fastest, is_chosen
 from shoal.plan.quorum import check_quorum, choose_quorum
@@ -171,7 +174,7 @@ def resolve(
     check_servers(request, model)
     step = min(batch, rows) if exchanges_gradients else workers * batch
     steps_each = steps(rows, batch if strategy.is_independent else step)
-    strategy = replace(strategy, period=strategy.period or steps_each)
+    strategy = replace(strategy, period=strategy.period_within(steps_each))
     alone = 0 if workers > 1 else alone_steps(
         request, model, data, machine, batch=batch, steps=steps_each
     )  # fmt: skip
@@ -268,6 +271,8 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     found += state_warnings(plan.model, plan.workers)
     found += optimizer_warnings(plan.model)
     found += overshoot_warnings(plan.strategy, plan.model, plan.workers)
+    steps_each = plan.rows * len(plan.epoch_range) // plan.global_batch_size
+    found += few_steps_warnings(plan.strategy, plan.workers, steps_each)
     if plan.exchanges_gradients and plan.workers > 1:
         found += gradient_warnings(plan.model, plan.strategy.name)
     return found + plan.strategy.warnings(

@@ -12,6 +12,7 @@ from typing import NamedTuple, final
 
 from shoal.errors import PlanError
 from shoal.facts import MachineFacts, ModelFacts
+from shoal.plan.cautions import has_few_steps
 from shoal.plan.collective import choose_collective, library_of
 from shoal.plan.gpus import places
 from shoal.plan.pace import exchange_s, link_s, step_s
@@ -19,6 +20,7 @@ from shoal.plan.refusals import refuse
 from shoal.plan.request import Request
 from shoal.strategies import AEASGD, AllReduce, AsyncDiLoCo, DiLoCo, Single, Strategy
 from shoal.strategies.auto import Auto
+from shoal.strategies.base import LEAST_EXCHANGES
 
 EXCHANGE_SHARE = 0.05
 """Share of a worker's time that exchanges should take at most."""
@@ -26,8 +28,8 @@ STEP_SHARE = 0.1
 """The same for an exchange at every step, for which the curve is that of Keras."""
 FEW = 4
 """Workers from which late changes need the momentum of async_diloco."""
-LEAST_EXCHANGES = 5
-"""Exchanges of a worker and epoch, below which `plan` warns."""
+FEWEST_STEPS = 10
+"""Steps of a worker and epoch, below which there is no room for a period."""
 MOST_PERIOD = 500
 """Steps between two rounds of the paper of DiLoCo."""
 
@@ -49,6 +51,7 @@ class Situation:
             unknown.
         exchange_s: Estimated seconds of an exchange.
         steps: Steps of a worker in an epoch.
+        epochs: Epochs of the run.
         period: Period that the user asked for, 0 for none.
 
     Example:
@@ -65,6 +68,7 @@ class Situation:
     step_s: float = 0.0
     exchange_s: float = 0.0
     steps: int = 1_000
+    epochs: int = 1
     period: int = 0
 
 
@@ -116,6 +120,7 @@ def situation_of(
         step_s=0.0 if has_gpus else step_s(model.multiplications, batch, cores),
         exchange_s=(link_s if is_far else exchange_s)(parameters, workers),
         steps=math.ceil(rows / (workers * batch)),
+        epochs=request.epochs - request.initial_epoch,
         period=asked.period,
     )
 
@@ -170,8 +175,10 @@ def _why_each_step(facts: Situation) -> str:
     """Returns why an exchange at every step is right; "" if it is not."""
     if facts.library:
         return f"gradients are averaged by {facts.library}, which costs little"
-    if facts.steps < 2 * LEAST_EXCHANGES:
+    if facts.steps < FEWEST_STEPS:
         return f"an epoch has only {facts.steps} steps of a worker"
+    if has_few_steps(facts.workers, in_run := facts.steps * facts.epochs):
+        return f"the run has only {in_run} steps of a worker, too few for an average"
     # The batch of a step is shared by all workers then.
     one_s = facts.step_s / facts.workers
     if one_s and facts.exchange_s <= STEP_SHARE * one_s:

@@ -7,6 +7,7 @@ from shoal.plan.collective import library_of
 from shoal.plan.decisions import Decisions
 from shoal.plan.pace import BACKWARD, exchange_s, is_chosen, step_s
 from shoal.plan.refusals import is_repeatable
+from shoal.strategies.base import UsualPeriod
 
 
 def explained(plan: Decisions) -> str:
@@ -21,15 +22,7 @@ def explained(plan: Decisions) -> str:
 
 def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
     """Returns the lines of `explain`, each with its heading."""
-    model, data, strategy, asked = plan.model, plan.data, plan.strategy, plan.request
-    how = "when ready" if strategy.is_asynchronous else "in rounds"
-    period = plan.alone_steps or strategy.period
-    every = "every step" if period == 1 else f"every {period} steps"
-    exchanged = f"{strategy.exchanges} of {plan.message_bytes / 1e6:,.2f} MB {how}"
-    if strategy.is_independent:
-        exchanged = f"none: {count(plan.models, 'model')}, each on all data; committed"
-    elif plan.alone_steps:
-        exchanged = "none while there is one worker; committed"
+    model, data, asked = plan.model, plan.data, plan.request
     most = "highest" if plan.monitor.is_higher_better else "lowest"
     kept = "each committed exactly once" if data.is_exactly_once else "at least once"
     found = [
@@ -42,8 +35,7 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
                  f"{plan.global_batch_size:,} of all workers together"),
         ("epochs", f"{_epochs(plan.epoch_range)}, {plan.rows:,} "
                    f"samples each, {plan.samples_expected:,} in all"),
-        ("exchange", f"{exchanged}, {every}: {plan.exchanges_per_epoch:,.0f} a worker "
-                     "and epoch"),
+        ("exchange", _exchange(plan)),
         ("repeatable", _repeatable(plan)),
         ("best model", f"that of the {most} {plan.monitor.name}"),
         ("lost", f"a worker is replaced, up to {count(asked.max_restarts, 'time')}; "
@@ -68,7 +60,7 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
     if is_here and plan.workers > 1 and is_asked:
         found.append((
             "note",
-            f"on CPU {strategy.name} exchanges every step and waits for it; "
+            f"on CPU {plan.strategy.name} exchanges every step and waits for it; "
             "strategy='auto' exchanges less often and is faster, on another curve",
         ))  # fmt: skip
     return found + [("note", text) for text in metric_notes(model)]
@@ -80,6 +72,22 @@ def _frozen(plan: Decisions) -> str:
     return (
         f"; {size_mb:,.1f} MB that are not trained travel once" if size_mb > 1 else ""
     )
+
+
+def _exchange(plan: Decisions) -> str:
+    """Returns what is exchanged, and how often."""
+    how = "when ready" if plan.strategy.is_asynchronous else "in rounds"
+    period = plan.alone_steps or plan.strategy.period
+    every = "every step" if period == 1 else f"every {period} steps"
+    usual = plan.request.strategy.period
+    if isinstance(usual, UsualPeriod) and period < usual:
+        every += f" (usually {usual}; an epoch is short)"
+    exchanged = f"{plan.strategy.exchanges} of {plan.message_bytes / 1e6:,.2f} MB {how}"
+    if plan.strategy.is_independent:
+        exchanged = f"none: {count(plan.models, 'model')}, each on all data; committed"
+    elif plan.alone_steps:
+        exchanged = "none while there is one worker; committed"
+    return f"{exchanged}, {every}: {plan.exchanges_per_epoch:,.0f} a worker and epoch"
 
 
 def _device(plan: Decisions) -> str:

@@ -23,6 +23,7 @@ from shoal.strategies.base import RoundStrategy as RoundStrategy
 from shoal.strategies.base import ServerStrategy as ServerStrategy
 from shoal.strategies.base import State as State
 from shoal.strategies.base import Strategy as Strategy
+from shoal.strategies.base import UsualPeriod as UsualPeriod
 from shoal.strategies.base import adopt_reply as adopt_reply
 from shoal.strategies.diloco import DiLoCo as DiLoCo
 from shoal.strategies.downpour import Downpour as Downpour
@@ -142,6 +143,8 @@ def spell(strategy: Strategy) -> str:
     Example:
         >>> spell(get("aeasgd:period=20")), spell(get("aeasgd"))
         ('aeasgd:period=20', 'aeasgd')
+        >>> spell(get("aeasgd:period=10"))
+        'aeasgd:period=10'
     """
     changed = [
         f"{field.name}={str(value).lower() if isinstance(value, bool) else value}"
@@ -154,6 +157,8 @@ def spell(strategy: Strategy) -> str:
 def _is_default(field: Field[Any], value: object) -> bool:
     made = field.default_factory
     default = field.default if made is MISSING else made()
+    if isinstance(default, UsualPeriod) and not isinstance(value, UsualPeriod):
+        return False  # a period that was named, though it may be as long
     try:
         return bool(value == default)
     except ValueError:  # an array, in a class of a user's own

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from shoal.strategies.base import UsualPeriod
 from shoal.strategies.elastic import ElasticServer
 
 
@@ -33,7 +34,8 @@ class AEASGD(ElasticServer):
         rho: With `learning_rate`, moving_rate = rho * learning_rate; default None.
         learning_rate: Step size of the workers, the paper's eta; default None.
         period: Local optimizer steps between two exchanges, at least 1, or 0 for
-            an epoch; default 10. The paper's tau.
+            an epoch; default 10, and less where an epoch has fewer than 30 steps of a
+            worker. The paper's tau.
 
     Messages: weights up, one displacement down; each the model's size in bytes.
     Stable below a learning rate of 2 / L, for curvature L.
@@ -59,4 +61,4 @@ class AEASGD(ElasticServer):
     name: ClassVar[str] = "aeasgd"
     scales_rate: ClassVar[bool] = True
 
-    period: int = 10
+    period: int = UsualPeriod(10)

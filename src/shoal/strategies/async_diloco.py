@@ -7,11 +7,13 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from shoal.strategies.base import Facts, ServerStrategy, State, adopt_reply
+from shoal.strategies.base import Facts, ServerStrategy, State, UsualPeriod, adopt_reply
 from shoal.vectors import Vector
 
 MOST_REACH = 2.0
 """Multiple of a worker's change by which the late center may move in the long run."""
+WHOLE_STEPS = 20
+"""Period from which on the outer momentum counts in full."""
 
 
 @final
@@ -35,7 +37,9 @@ class AsyncDiLoCo(ServerStrategy):
     so that n arrivals move the center as one Nesterov step along their mean would.
     That is the paper's rule with momentum activation c = 0; with one worker it is
     `DiLoCo`. The sum is divided on arrival, not at the end, so that it stays a mean
-    when workers join or leave.
+    when workers join or leave. With a `period` of fewer than 20 steps mu is smaller in
+    proportion, which is not in the paper: the worker's optimizer remembers about ten
+    steps by itself, and both memories together overshoot when they are late.
 
     Args:
         outer_learning_rate: Step size of the outer optimizer, above 0, default 0.7.
@@ -45,7 +49,8 @@ class AsyncDiLoCo(ServerStrategy):
             with that momentum and as much delay the center swings past the optimum
             ever further where a window of a worker alone would reach it.
         period: Inner optimizer steps between two exchanges, at least 1, or 0 for an
-            epoch; default 50.
+            epoch; default 50, and less where an epoch has fewer than 150 steps of a
+            worker.
 
     Messages: a difference up, weights down; each the model's size in bytes. Stable
     below an inner learning rate of (1 - mu) / (period * k * L), for curvature L and
@@ -72,7 +77,7 @@ class AsyncDiLoCo(ServerStrategy):
     name: ClassVar[str] = "async_diloco"
     message_is_change: ClassVar[bool] = True
 
-    period: int = 50
+    period: int = UsualPeriod(50)
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.5
 
@@ -101,14 +106,25 @@ class AsyncDiLoCo(ServerStrategy):
         buffer = state["buffer"]
         buffer += gradient
         if (facts.updates + 1) % facts.workers == 0:
-            velocity = state["velocity"]
-            velocity *= self.outer_momentum
+            velocity, momentum = state["velocity"], self.momentum
+            velocity *= momentum
             velocity += buffer
             buffer[:] = 0
-            gradient += self.outer_momentum * velocity
+            gradient += momentum * velocity
         gradient *= self.outer_learning_rate
         center -= gradient
         return center
+
+    @property
+    def momentum(self) -> float:
+        """Returns the outer momentum, in proportion where windows are short.
+
+        The worker's optimizer remembers about ten steps by itself. After a window that
+        is not much longer both memories push the same way, a round late. The period
+        decides, not a window: those that end an epoch are short in every run.
+        """
+        steps = self.period or WHOLE_STEPS
+        return self.outer_momentum * min(1.0, steps / WHOLE_STEPS)
 
     def pull(
         self, local: Vector, pushed: Vector, anchor: Vector, reply: Vector
@@ -123,7 +139,7 @@ class AsyncDiLoCo(ServerStrategy):
         )
         # A round moves the center by lr / (1 - mu) of a window in the long run. From
         # about 3 on the delay of a round makes it unstable: see decision 37.
-        reach = self.outer_learning_rate / (1.0 - self.outer_momentum)
+        reach = self.outer_learning_rate / (1.0 - self.momentum)
         if workers > 1 and reach > MOST_REACH:
             found.append(
                 f"async_diloco with outer_momentum={self.outer_momentum:g} moves the "
@@ -137,4 +153,4 @@ class AsyncDiLoCo(ServerStrategy):
     def learning_rate_bound(self, *, curvature: float, staleness: int = 1) -> float:
         """Returns (1 - mu) / (period * staleness * L): momentum sums what is late."""
         plain = super().learning_rate_bound(curvature=curvature, staleness=staleness)
-        return (1.0 - self.outer_momentum) * plain
+        return (1.0 - self.momentum) * plain

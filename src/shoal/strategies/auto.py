@@ -14,9 +14,9 @@ class Auto(RoundStrategy):
     """Lets `plan` choose strategy and period from facts, and say why.
 
     Choose it where you would have to try several: the facts are the number of workers,
-    whether they are equal, and the estimated time of a step and of an exchange. It is
-    no rule of its own: `plan.strategy` is the strategy that was chosen, `plan.choice`
-    the reason. `downpour` and `eamsgd` are never chosen.
+    the steps that each of them takes, whether they are equal, and the estimated time of
+    a step and of an exchange. It is no rule of its own: `plan.strategy` is the strategy
+    that was chosen, `plan.choice` the reason. `downpour` and `eamsgd` are never chosen.
 
     Args:
         same_curve: Whether the curve must be that of plain Keras; default False. True

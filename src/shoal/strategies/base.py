@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, final
 
 from shoal.errors import ConfigError
 from shoal.vectors import Vector
@@ -25,6 +25,31 @@ _KINDS: tuple[tuple[type, type, str], ...] = (
     (str, str, "text"),
 )
 """Allowed types of a field, by the type of its default; others are not checked."""
+
+
+LEAST_EXCHANGES = 3
+"""Exchanges of a worker in an epoch below which workers drift apart."""
+
+
+@final
+class UsualPeriod(int):
+    """A default period: `plan` takes a shorter one where an epoch has few steps.
+
+    A period that a user names is a plain number, and is obeyed.
+
+    Example:
+        >>> UsualPeriod(50).within(1_000), UsualPeriod(50).within(80)
+        (50, 26)
+    """
+
+    def within(self, steps: int) -> int:
+        """Returns this, or less so that an epoch has at least three exchanges.
+
+        Args:
+            steps: Steps of a worker in an epoch.
+        """
+        most = max(1, steps // LEAST_EXCHANGES)
+        return self if self <= most else most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +151,8 @@ class Strategy(ABC):
     local vectors and center), "mean" (a round weighs workers equally)."""
 
     period: int = 1
-    """Local optimizer steps between two exchanges (tau); 0 means a whole epoch."""
+    """Local optimizer steps between two exchanges (tau); 0 means a whole epoch. A
+    default that is a `UsualPeriod` becomes shorter in short epochs."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -231,15 +257,30 @@ class Strategy(ABC):
         del workers
         return None
 
+    def period_within(self, steps: int) -> int:
+        """Returns the steps between two exchanges, at least 1.
+
+        Args:
+            steps: Steps of a worker in an epoch, at least 1.
+
+        Example:
+            >>> from shoal.strategies import get
+            >>> [get(s).period_within(30) for s in ("diloco", "diloco:period=50")]
+            [10, 50]
+        """
+        period = self.period
+        within = period.within(steps) if isinstance(period, UsualPeriod) else period
+        return within or steps
+
     def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
         """Returns warnings for `plan`; raises PlanError to refuse."""
         del workers
-        if 0 < exchanges_per_epoch < 5 and self.period > 1:
-            advised = max(1, int(self.period * exchanges_per_epoch / 5))
+        if 0 < exchanges_per_epoch < LEAST_EXCHANGES and self.period > 1:
+            advised = max(1, int(self.period * exchanges_per_epoch / LEAST_EXCHANGES))
             return [
                 f"{self.name} exchanges only {exchanges_per_epoch:.1f} times per "
-                f"worker and epoch (period={self.period}); at least 5 are advised. "
-                f"Choose period={advised}, or fewer workers."
+                f"worker and epoch (period={self.period}); at least {LEAST_EXCHANGES} "
+                f"are advised. Choose period={advised}, or fewer workers."
             ]
         return []
 

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from shoal.strategies.base import Facts, RoundStrategy, State, adopt_reply
+from shoal.strategies.base import Facts, RoundStrategy, State, UsualPeriod, adopt_reply
 from shoal.strategies.mean import mean_of
 from shoal.vectors import Vector
 
@@ -37,7 +37,8 @@ class DiLoCo(RoundStrategy):
             The paper uses 0.9, with 8 workers and hundreds of steps a round; with 2
             workers and fewer steps that overshoots.
         period: Inner optimizer steps between two rounds, at least 1, or 0 for an
-            epoch; default 50, and 500 for long runs as in the paper, whose H it is.
+            epoch; default 50, and less where an epoch has fewer than 150 steps of a
+            worker; 500 for long runs as in the paper, whose H it is.
 
     Messages: a difference up, weights down; each the model's size in bytes. Stable
     below an inner learning rate of 1 / L, for curvature L, while
@@ -67,7 +68,7 @@ class DiLoCo(RoundStrategy):
     scales_rate: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"mean"})
 
-    period: int = 50
+    period: int = UsualPeriod(50)
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from shoal.strategies.base import Facts, ServerStrategy, State, adopt_reply
+from shoal.strategies.base import Facts, ServerStrategy, State, UsualPeriod, adopt_reply
 from shoal.vectors import Vector
 
 
@@ -27,7 +27,8 @@ class DynSGD(ServerStrategy):
 
     Args:
         period: Local optimizer steps between two exchanges, at least 1, or 0 for
-            an epoch; default 20. A window should be longer than the memory of the
+            an epoch; default 20, and less where an epoch has fewer than 60 steps of a
+            worker. A window should be longer than the memory of the
             worker's own momentum, ten steps with Adam.
 
     Messages: a difference up, weights down; each the model's size in bytes. Stable
@@ -57,7 +58,7 @@ class DynSGD(ServerStrategy):
     scales_rate: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 
-    period: int = 20
+    period: int = UsualPeriod(20)
 
     def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
         """Returns the change since the last exchange."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from shoal.strategies.base import Facts, RoundStrategy, State, adopt_reply
+from shoal.strategies.base import Facts, RoundStrategy, State, UsualPeriod, adopt_reply
 from shoal.strategies.mean import mean_of
 from shoal.vectors import Vector
 
@@ -27,7 +27,8 @@ class LocalSGD(RoundStrategy):
 
     Args:
         period: Local optimizer steps between two rounds, at least 1, or 0 for an
-            epoch; default 10. The paper's H, tau elsewhere.
+            epoch; default 10, and less where an epoch has fewer than 30 steps of a
+            worker. The paper's H, tau elsewhere.
 
     Messages: weights up, one mean down; each the model's size in bytes. Stable below
     a learning rate of 2 / L, for curvature L: no mean of points lies farther from the
@@ -54,7 +55,7 @@ class LocalSGD(RoundStrategy):
     scales_rate: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})
 
-    period: int = 10
+    period: int = UsualPeriod(10)
 
     def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
         """Returns the weights."""
