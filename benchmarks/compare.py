@@ -30,7 +30,8 @@ from benchmarks import compare_problems as problems
 from benchmarks.compare_problems import Problem
 from benchmarks.compare_report import write_report
 from shoal.strategies import get
-from shoal.training.comparing import train_baseline, train_one
+from shoal.testing import Conditions
+from shoal.training.comparing import Task, train_baseline, train_one
 
 RESULTS = Path("docs/reference/learning-quality.json")
 STRATEGIES = (
@@ -39,16 +40,17 @@ STRATEGIES = (
 )  # fmt: skip
 # As the docstring of EAMSGD asks: the learning rate lowered by 1 - momentum.
 LOWERED = {"eamsgd (rate x 0.1)": ("eamsgd", 0.1)}
-OFTEN = {
-    "aeasgd (period 2)": "aeasgd:period=2",
-    "dynsgd (period 4)": "dynsgd:period=4",
-    "diloco (period 4)": "diloco:period=4",
-}
-"""Where workers take few steps, as `plan` advises."""
+SLOW, CHANGING = "one 5 times slower", "workers leave and join"
+"""What befalls four workers."""
 LASTING = ("aeasgd", "dynsgd", "async_diloco", "diloco")
 """Strategies that are compared on long works."""
 ASYNCHRONOUS = LASTING[:3]
-WORKERS, MANY = (2, 4, 8, 16), 32
+TROUBLED = {
+    f"{name} ({words})": (name, words)
+    for name in ASYNCHRONOUS
+    for words in (SLOW, CHANGING)
+}
+WORKERS, MANY, FOUR = (2, 4, 8, 16), 32, 4
 SEEDS = (0, 1, 2)
 PROBLEMS: Mapping[str, Callable[[], Problem]] = {
     "higgs": problems.higgs,
@@ -69,8 +71,7 @@ def cells(problem: Problem) -> list[tuple[str, int, int]]:
     names = LASTING if problem.is_long else (*STRATEGIES, *LOWERED)
     grid = [(n, w, s) for s in SEEDS for n in names for w in WORKERS]
     grid += [(name, MANY, seed) for seed in SEEDS for name in ASYNCHRONOUS]
-    if problem.is_small:
-        grid += [(n, w, s) for s in SEEDS for n in OFTEN for w in (*WORKERS[2:], MANY)]
+    grid += [(name, FOUR, seed) for seed in SEEDS for name in TROUBLED]
     grid.sort(key=lambda cell: cell[2])
     early = [cell for cell in grid if cell[0] != "all_reduce"]
     late = [cell for cell in grid if cell[0] == "all_reduce"]
@@ -81,18 +82,42 @@ def cells(problem: Problem) -> list[tuple[str, int, int]]:
 def measure(problem: Problem, name: str, workers: int, seed: int) -> dict[str, Any]:
     """Trains one cell."""
     began = time.perf_counter()
-    word, factor = LOWERED.get(name, (OFTEN.get(name, name), 1.0))
+    told, words = TROUBLED.get(name, (name, ""))
+    word, factor = LOWERED.get(told, (told, 1.0))
     task = problem.task(factor)
     if name == "single":
         entry = train_baseline(task, seed)
     else:
-        entry = train_one(task, shoal.fit, get(word), workers, seed)
+        with conditions(words, task, workers):
+            entry = train_one(task, shoal.fit, get(word), workers, seed)
     return {
         "data": problem.name, "recipe": problem.recipe, "strategy": name,
         "workers": entry.workers, "seed": seed,
         **{key: round(value, 6) for key, value in entry.metrics.items()},
         "seconds": round(time.perf_counter() - began, 2),
     }  # fmt: skip
+
+
+def conditions(words: str, task: Task, workers: int) -> Conditions:
+    """What befalls the workers of a training.
+
+    Args:
+        words: `SLOW`, `CHANGING`, or "" for nothing.
+        task: What is trained.
+        workers: Number of workers.
+    """
+    found = Conditions()
+    if words == SLOW:
+        return found.slow(rank=0, times=5)
+    if words == CHANGING:
+        # Twice an epoch one leaves, in turn, and joins when the next one leaves: as a
+        # rule one is absent.
+        half = len(task.x) / (2 * (task.batch_size or 32) * workers)
+        for number in range(1, 2 * task.epochs):
+            rank = number % workers
+            found = found.leave(rank=rank, step=number * half)
+            found = found.join(rank=rank, step=(number + 1) * half)
+    return found
 
 
 def load(path: Path) -> list[dict[str, Any]]:
@@ -153,7 +178,7 @@ def main() -> None:
     if not options.report:
         chosen = [PROBLEMS[name]() for name in options.data]
         run(found, chosen, options.results, options.workers, options.seeds)
-    write_report(found, [*STRATEGIES, *LOWERED, *OFTEN], (*WORKERS, MANY))
+    write_report(found, [*STRATEGIES, *LOWERED, *TROUBLED], (*WORKERS, MANY))
 
 
 if __name__ == "__main__":

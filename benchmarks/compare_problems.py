@@ -26,14 +26,12 @@ class Problem:
         task: Learning-rate factor -> what to learn.
         is_long: Whether a training takes so long that only some strategies are
             compared.
-        is_small: Whether there are so few samples that workers take few steps.
     """
 
     name: str
     recipe: str
     task: Callable[[float], Task]
     is_long: bool = False
-    is_small: bool = False
 
 
 def dense(shape: tuple[int, ...], hidden: tuple[int, ...], classes: int) -> Any:
@@ -117,9 +115,7 @@ def reuters() -> Problem:
         "Embedding 4,000-32, LSTM 32, dense 8, Adam(0.003), batch_size 32, "
         "30 epochs of 5,485 news of 60 words"
     )
-    return Problem(
-        name="Reuters R8", recipe=recipe, task=task, is_long=True, is_small=True
-    )
+    return Problem(name="Reuters R8", recipe=recipe, task=task, is_long=True)
 
 
 def cifar_sgd() -> Problem:

@@ -82,9 +82,10 @@ def write_report(
     """Writes the page and the picture."""
     names = list(dict.fromkeys(cell["data"] for cell in cells))
     tables = {name: losses(cells, name) for name in names}
-    # Those that are on the first data set: the others have no place in its legend.
+    # Those with a line on the first data set: the others have no place in its legend.
+    first = tables[names[0]]
     drawn = [
-        name for name in strategies if any(key[0] == name for key in tables[names[0]])
+        name for name in strategies if len([key for key in first if key[0] == name]) > 1
     ]
     draw(tables, drawn, workers)
     head, _, rest = PAGE.read_text().partition("<!-- figures -->")
@@ -141,12 +142,16 @@ def _told(singles: Sequence[Cell], *, by_loss: bool) -> str:
     """Returns what plain Keras reaches."""
     count = len(singles)
     of = f"mean and deviation of {count} seeds" if count > 1 else "one seed"
+    key, scale, digits = ("loss", 1, 3) if by_loss else ("accuracy", 100, 2)
+    plain = [scale * cell[key] for cell in singles]
+    told = f"{np.mean(plain):.{digits}f}"
+    if count > 1:
+        told += f" ± {np.std(plain):.{digits}f}"
     if by_loss:
-        plain = [cell["loss"] for cell in singles]
-        told = f"a loss of {np.mean(plain):.3f} ± {np.std(plain):.3f}"
-        return f"{told} ({of}); the table tells the loss against it in percent"
-    plain = [100 * cell["accuracy"] for cell in singles]
-    return f"{np.mean(plain):.2f} ± {np.std(plain):.2f} % ({of})"
+        return (
+            f"a loss of {told} ({of}); the table tells the loss against it in percent"
+        )
+    return f"{told} % ({of})"
 
 
 def _shown(loss: Loss | None) -> str:
@@ -199,7 +204,7 @@ def draw(
         axes.set_xscale("log", base=2)
         axes.set_xticks(workers, [str(count) for count in workers])
         axes.set_yscale("symlog", linthresh=1.0)
-        ticks = [-20, -10, -5, -2, -1, -0.5, 0, 0.5, 1]
+        ticks = [-50, -20, -10, -5, -2, -1, -0.5, 0, 0.5, 1]
         axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         what = "loss, %" if data in BY_LOSS else "accuracy, points"
         axes.set(title=data, xlabel="workers", ylabel=f"{what} against plain Keras")

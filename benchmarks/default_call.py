@@ -145,6 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("contests", nargs="*", metavar="CONTEST", default=usual)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="1 repeat, fewer rows")
+    parser.add_argument(
+        "--no-choices", action="store_true", help="without one and two workers"
+    )
     parser.add_argument("--out", type=Path, help="a file for the JSON")
     given = parser.parse_args(arguments)
     if unknown := {*given.contests} - {*known}:
@@ -160,6 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 tables += "\n" + cold_table(cold, hold_cold(cold, repeats)) + "\n"
                 continue
             held.append(warm(name, is_quick=given.quick))
+            if given.no_choices:
+                held[-1].entrants = held[-1].entrants[: len(PLAIN) + 1]
             held[-1].hold(repeats)
     except KeyboardInterrupt:
         print("interrupted: what there is")
