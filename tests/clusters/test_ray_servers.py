@@ -31,9 +31,14 @@ def cluster() -> Generator[Cluster]:
         yield Cluster(stack, 2)
 
 
+def title_of(process: psutil.Process) -> str:
+    """Returns its title, "" while it is ending."""
+    return " ".join(process.cmdline()).strip()
+
+
 def is_server(process: psutil.Process) -> bool:
     """By its title; psutil sees no sockets of other network namespaces."""
-    words = process.cmdline()[0].split()
+    words = title_of(process).split()
     return "server" in words or "standby" in words
 
 
@@ -74,7 +79,7 @@ class TakeNode(keras.callbacks.Callback):
             return
         for number, node in enumerate(self.cluster.nodes):
             found = [one for one in node.workers() if is_server(one)]
-            if any("server 1" in one.cmdline()[0] for one in found):
+            if any("server 1" in title_of(one) for one in found):
                 self.servers, self.lost = found, node
                 nodes = [event.get("node") for event in self.events()
                          if event["kind"] == "worker_started"]  # fmt: skip

@@ -16,6 +16,9 @@ END_S = 30.0
 def training_processes(root: int | None = None) -> list[psutil.Process]:
     """Processes that train: children of a task, which is a fork of Spark's daemon.
 
+    A process that is ending has no command line, and is no zombie yet: such a task is
+    a child of the daemon that does not have its name any more.
+
     Args:
         root: Process above all of them; default None means this one.
     """
@@ -23,7 +26,8 @@ def training_processes(root: int | None = None) -> list[psutil.Process]:
     for one in psutil.Process(root).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             above = one.parent()
-            if above is not None and DAEMON not in _command(one):
+            own = _command(one)
+            if above is not None and own and DAEMON not in own:
                 found += [one] * (DAEMON in _command(above))
     return found
 
@@ -49,4 +53,4 @@ def jobs_end(spark: Any) -> bool:
 
 
 def _command(process: psutil.Process) -> str:
-    return " ".join(process.cmdline())
+    return " ".join(process.cmdline()).strip()

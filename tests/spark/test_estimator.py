@@ -90,41 +90,45 @@ def example() -> str:
     return found
 
 
-def test_a_search_of_two_threads_on_two_slots_ends_and_its_best_model_is_kept(
-    spark: Any,
-    rows: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    threads_end: None,
-) -> None:
-    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path / "runs"))
-    model = make_model()
-    before = weights_of(model)
-    folder = f"file://{tmp_path}"
+@pytest.fixture(scope="module")
+def searched(spark: Any, rows: Any, tmp_path_factory: Any) -> dict[str, Any]:
+    """What the example leaves: names of its variables, and its folder."""
+    folder, model = tmp_path_factory.mktemp("search"), make_model()
     names: dict[str, Any] = {
-        "model": model, "df": rows, "numbers": NAMES, "folder": folder
+        "model": model, "df": rows, "numbers": NAMES, "folder": f"file://{folder}",
+        "before": weights_of(model), "path": folder,
     }  # fmt: skip
-    exec(example(), names)
-    still, moving = names["found"].avgMetrics
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_RUNS", str(folder / "runs"))
+        exec(example(), names)
+    gc.collect()  # see `threads_end`
+    return names
+
+
+def test_a_search_of_two_threads_on_two_slots_ends_and_its_best_model_is_kept(
+    spark: Any, rows: Any, searched: dict[str, Any]
+) -> None:
+    still, moving = searched["found"].avgMetrics
     assert moving > still
-    best = names["found"].bestModel
-    assert best.stages[-1].history["loss"]
-    for mine, other in zip(weights_of(model), before, strict=True):
+    assert searched["found"].bestModel.stages[-1].history["loss"]
+    weights = zip(weights_of(searched["model"]), searched["before"], strict=True)
+    for mine, other in weights:
         np.testing.assert_array_equal(mine, other)
     assert not rows.is_cached
     assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
 
-    # Another process has the same predictions.
-    expected = numbers_of(names["scored"])
-    rows.write.parquet(f"{tmp_path}/rows")
+
+def test_another_process_predicts_the_same(rows: Any, searched: dict[str, Any]) -> None:
+    expected = numbers_of(searched["scored"])
+    rows.write.parquet(f"{searched['path']}/rows")
     done = subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS, str(tmp_path)],
+        [sys.executable, "-c", OTHER_PROCESS, str(searched["path"])],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
-        timeout=200,
+        timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     there = json.loads(done.stdout.splitlines()[-1])
-    assert there["history"] == best.stages[-1].history
+    assert there["history"] == searched["found"].bestModel.stages[-1].history
     np.testing.assert_allclose(there["rows"], expected, rtol=0, atol=1e-6)
 
 

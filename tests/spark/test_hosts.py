@@ -19,7 +19,7 @@ from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from tests.clusters.test_ray import ROWS
 from tests.clusters.test_ray import data as wide_data
-from tests.clusters.test_ray_servers import is_server
+from tests.clusters.test_ray_servers import is_server, title_of
 from tests.habits.cases import data, make_model
 from tests.hosts import skip_or_fail
 from tests.spark.conftest import needs_java, open_standalone
@@ -143,7 +143,7 @@ class Servers(Watch):
 
     def is_over(self, kinds: Counter[str]) -> bool:
         found = [one for one in self.bench.training() if is_server(one)]
-        self.servers = [one.cmdline()[0] for one in found]
+        self.servers = [title_of(one) for one in found]
         return bool(found)
 
 
