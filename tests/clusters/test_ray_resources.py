@@ -214,17 +214,19 @@ class KillServer(keras.callbacks.Callback):
             self.is_done = True
 
 
-class Look(keras.callbacks.Callback):
-    """Keeps a variable of the environments of the workers."""
+class Look(UntilStarted):
+    """Keeps a variable of the environments of the workers, when all have begun."""
 
-    def __init__(self, node: RayNode, name: str) -> None:
-        super().__init__()
+    def __init__(self, runs: Path, workers: int, node: RayNode, name: str) -> None:
+        super().__init__(runs, workers)
         self.node, self.name = node, name
         self.found = list[str | None]()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        workers: list[psutil.Process] = self.node.workers()
-        self.found = [w.environ().get(self.name) for w in workers]
+        super().on_epoch_end(epoch, logs)
+        if self.model.stop_training:
+            workers: list[psutil.Process] = self.node.workers()
+            self.found = [w.environ().get(self.name) for w in workers]
 
 
 @pytest.mark.ray
@@ -234,10 +236,13 @@ def test_each_worker_sees_its_own_gpu(tmp_path: Path) -> None:
     with imported():
         node = RayNode(own_address(), cpus=2, more=["--num-gpus=2"])
         try:
-            look = Look(node, "CUDA_VISIBLE_DEVICES")
+            look = Look(tmp_path, 2, node, "CUDA_VISIBLE_DEVICES")
             cluster = Ray(address=node.address, gpus=1)
-            history = train(model(), cluster, tmp_path, callbacks=[look])
-            assert history.run.summary().samples_committed == 3 * ROWS
+            history = train(
+                model(), cluster, tmp_path, epochs=100_000, callbacks=[look]
+            )
+            epochs = len(history.epoch)
+            assert history.run.summary().samples_committed == epochs * ROWS
             assert sorted(map(str, look.found)) == ["0", "1"]
         finally:
             node.close()
