@@ -90,7 +90,8 @@ EVERYWHERE := tests/backends/test_every_backend.py tests/backends/test_window.py
 	tests/backends/test_native.py tests/backends/test_shared.py \
 	tests/backends/test_compiled.py tests/backends/test_many_optimizers.py \
 	tests/backends/test_rate_scaling.py tests/backends/test_nan_losses.py \
-	tests/models/test_step_logs.py tests/models/test_summed_steps.py
+	tests/models/test_step_logs.py tests/models/test_summed_steps.py \
+	tests/backends/test_tensor_device.py
 
 # Tests that start processes wait for them half of the time, but they need more memory
 # and cores than the others. To collect all files would take each of both 20 seconds.
