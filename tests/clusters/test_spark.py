@@ -56,6 +56,16 @@ def test_it_is_found_by_its_name() -> None:
     assert find_cluster("spark") == Spark()
 
 
+def test_error_of_an_old_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen with the real 3.4.4; `tests/spark` runs under 3.5 and 4."""
+    monkeypatch.setattr("pyspark.__version__", "3.4.4")
+    with pytest.raises(ConfigError, match=r"PySpark 3\.4\.4 is loaded\. Expected 3\.5"):
+        shoal.plan(make_model(), *data(8), cluster="spark")
+    monkeypatch.setattr("pyspark.__version__", "3.5.0")
+    with pytest.raises(PlanError, match="no active Spark session"):
+        shoal.plan(make_model(), *data(8), cluster="spark")
+
+
 def test_its_module_imports_no_pyspark() -> None:
     code = (
         "import sys; from shoal.clusters.finding import find_cluster; "

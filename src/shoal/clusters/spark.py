@@ -28,6 +28,7 @@ from shoal.facts import MachineFacts, NodeFacts
 from shoal.interruption import pause
 from shoal.launchers.base import Launcher
 from shoal.launchers.shared import SharedBlob
+from shoal.spark_versions import refuse_old_pyspark
 from shoal.wire.tls import identity_for
 
 LOOPBACK = "127.0.0.1"
@@ -356,6 +357,7 @@ def address(facts: Any) -> str:
 
 def _sessions() -> Any:
     """Imports what reads sessions, if there can be one: PySpark made it."""
+    refuse_old_pyspark()
     if "pyspark" in sys.modules:
         return import_module("shoal.launchers.spark_session")
     if find_spec("pyspark") is None:

@@ -37,6 +37,7 @@ from shoal.data.sources import default_floatx
 from shoal.data.spark_writing import WritingTask
 from shoal.errors import ConfigError, DataError
 from shoal.host.scratch import Scratch, planned_scratch
+from shoal.spark_versions import refuse_old_pyspark
 
 WHERE = "the DataFrame"
 DRIVER = "driver"
@@ -93,6 +94,7 @@ def _checked(
     x: Any, y: Any, sample_weight: Any, arguments: FileArguments, reading: Reading
 ) -> DataFrame:
     """Refuses arguments that do not go with a frame, and frames of other kinds."""
+    refuse_old_pyspark()
     if ".connect." in type(x).__module__:
         raise ConfigError(
             f"x is a DataFrame of Spark Connect ({reading.where}). Expected one of a "
