@@ -425,8 +425,11 @@ def test_a_node_that_is_cut_off_costs_no_sample(
     events = events_of(history)
     lost = [e["reason"] for e in events if e["kind"] == "worker_lost"]
     node = cluster.nodes[cut.number]
-    assert len(lost) == cut.there, lost
-    assert all(f"node {node.ip} is gone" in reason for reason in lost), lost
+    # An agent on a busy machine may take longer than the minute that a replacement
+    # waits for room: that is one more loss, of another reason.
+    of_node = [reason for reason in lost if f"node {node.ip} is gone" in reason]
+    assert len(of_node) == cut.there, lost
+    assert all("found no room" in reason for reason in lost if reason not in of_node)
     took = {e["kind"]: e["time"] - cut.cut_at for e in events if e["kind"] in (
         "worker_left", "worker_lost", "worker_replaced")}  # fmt: skip
     with capsys.disabled():
