@@ -191,7 +191,10 @@ def test_a_usual_period_leaves_three_exchanges_in_an_epoch(
 ):
     found = plan(made(), workers=workers, batch_size=10, data=replace(DATA, rows=rows))
     each = -(-rows // (10 * found.workers))
-    assert found.strategy.period == max(1, min(made().period, each // 3))
+    most = min(made().period, each // 3)
+    if made is AEASGD:  # n / beta exchanges in an epoch, beta is 0.9
+        most = min(most, 9 * each // (10 * found.workers))
+    assert found.strategy.period == max(1, most)
     assert "exchanges only" not in " ".join(found.warnings)
 
 
@@ -207,6 +210,14 @@ def test_a_period_that_is_named_is_obeyed(made: type[Strategy]):
         assert shorter.strategy.period < usual
         assert f"(usually {usual}; an epoch is short)" in shorter.explain()
         assert "usually" not in found.explain()
+
+
+def test_a_pull_that_is_named_leaves_the_period():
+    """Who names the pull of a worker has chosen how long it takes to come near."""
+    few: dict[str, Any] = {"workers": 16, "batch_size": 10}
+    assert plan(AEASGD(), **few).strategy.period == 3
+    assert plan(AEASGD(moving_rate=0.01), **few).strategy.period == 10
+    assert plan(AEASGD(rho=0.1, learning_rate=0.1), **few).strategy.period == 10
 
 
 def test_order_is_the_plans():
@@ -648,6 +659,26 @@ def test_the_rate_follows_the_workers(
     assert (alone.rate_factor, "learning rate" in alone.explain()) == (1.0, False)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "workers", "factor"),
+    [
+        (LocalSGD(), 7, 1.0), (LocalSGD(), 16, 4.0), (DiLoCo(), 16, 1.0),
+        (AsyncDiLoCo(), 16, 4.0), (AEASGD(), 16, 1.0), (DynSGD(), 16, 1.0),
+        (Downpour(), 16, 1.0), (AllReduce(), 16, 1.0),
+    ],
+)  # fmt: skip
+def test_the_rate_of_sgd_follows_many_workers(
+    strategy: Strategy, workers: int, factor: float
+):
+    model = replace(MODEL, is_sgd=True)
+    found = plan(strategy, model=model, workers=workers)
+    assert found.rate_factor == factor
+    assert ("scale_rate='none' leaves it" in found.explain()) is (factor > 1)
+    asked = Request(strategy=strategy, workers=workers, scale_rate="none")
+    assert resolve(asked, model, DATA, MACHINE).rate_factor == 1.0
+    assert plan(strategy, model=MODEL, workers=workers).rate_factor == 1.0
+
+
 @pytest.mark.parametrize("strategy", [AllReduce(), Ensemble()])
 def test_only_a_rate_of_averaged_workers_is_scaled(strategy: Strategy):
     with pytest.raises(PlanError, match=f"scale_rate='sqrt' with {strategy.name}"):
@@ -662,3 +693,16 @@ def test_a_request_of_an_older_version_keeps_its_rate():
     old = Request.__new__(Request)
     old.__setstate__(state)
     assert resolve(old, MODEL, DATA, MACHINE).rate_factor == 1.0
+
+
+def test_a_request_of_an_older_version_keeps_the_rate_of_sgd():
+    """Those that had the field had not named it, and SGD kept its rate."""
+    new = Request(strategy=LocalSGD(), workers=16)
+    state = {k: v for k, v in vars(new).items() if k != "scales_sgd"}
+    old = Request.__new__(Request)
+    old.__setstate__(state)
+    model = replace(MODEL, is_sgd=True)
+    assert resolve(old, model, DATA, MACHINE).rate_factor == 1.0
+    assert resolve(new, model, DATA, MACHINE).rate_factor == 4.0
+    adam = replace(MODEL, is_adaptive=True)
+    assert resolve(old, adam, DATA, MACHINE).rate_factor == 4.0

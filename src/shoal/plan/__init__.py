@@ -174,14 +174,12 @@ def resolve(
     check_servers(request, model)
     step = min(batch, rows) if exchanges_gradients else workers * batch
     steps_each = steps(rows, batch if strategy.is_independent else step)
-    strategy = replace(strategy, period=strategy.period_within(steps_each))
+    strategy = replace(strategy, period=strategy.period_within(steps_each, workers))
     alone = 0 if workers > 1 else alone_steps(
         request, model, data, machine, batch=batch, steps=steps_each
     )  # fmt: skip
     exchanges = steps_each / (alone or strategy.period)
-    rate_factor, rate_epochs = choose_rate(
-        request, workers, is_adaptive=model.is_adaptive
-    )
+    rate_factor, rate_epochs = choose_rate(request, model, workers)
     where = places(machine.gpus, workers) if request.cluster == "local" else (
         places_of_cluster(machine.gpus_each, workers)
     )  # fmt: skip

@@ -34,8 +34,8 @@ class AEASGD(ElasticServer):
         rho: With `learning_rate`, moving_rate = rho * learning_rate; default None.
         learning_rate: Step size of the workers, the paper's eta; default None.
         period: Local optimizer steps between two exchanges, at least 1, or 0 for
-            an epoch; default 10, and less where an epoch has fewer than 30 steps of a
-            worker. The paper's tau.
+            an epoch; default 10, and less where a worker would not make workers / beta
+            exchanges in an epoch. The paper's tau.
 
     Messages: weights up, one displacement down; each the model's size in bytes.
     Stable below a learning rate of 2 / L, for curvature L.

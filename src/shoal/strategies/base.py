@@ -145,6 +145,9 @@ class Strategy(ABC):
     """Whether the learning rate of an adaptive optimizer grows with the square root of
     the number of workers by default. For rules that average workers, which is a step
     of a batch that many times as large."""
+    scales_sgd: ClassVar[bool] = False
+    """Whether that of SGD grows so as well, where there are many workers. For rules
+    under which workers adopt the average, which was measured with each."""
     promises: ClassVar[frozenset[str]] = frozenset()
     """Laws of `shoal.testing` for this strategy besides those for all: "plain" (one
     worker, period 1 equals plain training), "conserves" (an exchange keeps the sum of
@@ -257,17 +260,19 @@ class Strategy(ABC):
         del workers
         return None
 
-    def period_within(self, steps: int) -> int:
+    def period_within(self, steps: int, workers: int) -> int:
         """Returns the steps between two exchanges, at least 1.
 
         Args:
             steps: Steps of a worker in an epoch, at least 1.
+            workers: Number of workers.
 
         Example:
             >>> from shoal.strategies import get
-            >>> [get(s).period_within(30) for s in ("diloco", "diloco:period=50")]
+            >>> [get(s).period_within(30, 4) for s in ("diloco", "diloco:period=50")]
             [10, 50]
         """
+        del workers
         period = self.period
         within = period.within(steps) if isinstance(period, UsualPeriod) else period
         return within or steps

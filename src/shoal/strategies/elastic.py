@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from shoal.errors import ConfigError, PlanError
-from shoal.strategies.base import Facts, ServerStrategy, State, Strategy
+from shoal.strategies.base import Facts, ServerStrategy, State, Strategy, UsualPeriod
 from shoal.vectors import Vector
 
 
@@ -75,6 +75,30 @@ class ElasticStrategy(Strategy):
         if self.rho is not None and self.learning_rate is not None:
             return float(self.rho * self.learning_rate)
         return float(self.beta) / workers
+
+    def period_within(self, steps: int, workers: int) -> int:
+        """Returns the steps between two exchanges, at least 1.
+
+        An exchange moves a worker by beta / n of its distance to the center, so that it
+        takes n / beta exchanges to come near. A usual period is so short that an epoch
+        has as many: workers that never come near have an average worse than each.
+
+        Args:
+            steps: Steps of a worker in an epoch, at least 1.
+            workers: Number of workers.
+
+        Example:
+            >>> from shoal.strategies import AEASGD
+            >>> [AEASGD().period_within(60, workers) for workers in (2, 8, 16, 64)]
+            [10, 6, 3, 1]
+            >>> AEASGD(period=10).period_within(60, 64)
+            10
+        """
+        period = super().period_within(steps, workers)
+        is_named = self.moving_rate is not None or self.rho is not None
+        if is_named or not isinstance(self.period, UsualPeriod):
+            return period
+        return max(1, min(period, int(steps * self.beta / workers)))
 
     def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
         """Returns the weights."""
