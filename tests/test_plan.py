@@ -663,7 +663,7 @@ def test_the_rate_follows_the_workers(
     ("strategy", "workers", "factor"),
     [
         (LocalSGD(), 7, 1.0), (LocalSGD(), 16, 4.0), (DiLoCo(), 16, 1.0),
-        (AsyncDiLoCo(), 16, 4.0), (AEASGD(), 16, 1.0), (DynSGD(), 16, 1.0),
+        (AsyncDiLoCo(), 16, 4.0), (AEASGD(), 16, 4.0), (DynSGD(), 16, 1.0),
         (Downpour(), 16, 1.0), (AllReduce(), 16, 1.0),
     ],
 )  # fmt: skip

@@ -35,10 +35,10 @@ def usual_scale(request: Request, model: ModelFacts, workers: int) -> str:
         workers: Number of workers that will run.
 
     Example:
-        >>> from shoal.strategies import AEASGD, LocalSGD
+        >>> from shoal.strategies import DynSGD, LocalSGD
         >>> sgd = ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD",
         ...     is_sgd=True)
-        >>> asked = [Request(strategy=LocalSGD()), Request(strategy=AEASGD())]
+        >>> asked = [Request(strategy=LocalSGD()), Request(strategy=DynSGD())]
         >>> [usual_scale(one, sgd, n) for one in asked for n in (4, 16)]
         ['none', 'sqrt', 'none', 'none']
     """

@@ -60,5 +60,6 @@ class AEASGD(ElasticServer):
 
     name: ClassVar[str] = "aeasgd"
     scales_rate: ClassVar[bool] = True
+    scales_sgd: ClassVar[bool] = True
 
     period: int = UsualPeriod(10)

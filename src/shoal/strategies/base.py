@@ -147,7 +147,7 @@ class Strategy(ABC):
     of a batch that many times as large."""
     scales_sgd: ClassVar[bool] = False
     """Whether that of SGD grows so as well, where there are many workers. For rules
-    under which workers adopt the average, which was measured with each."""
+    with which it was measured."""
     promises: ClassVar[frozenset[str]] = frozenset()
     """Laws of `shoal.testing` for this strategy besides those for all: "plain" (one
     worker, period 1 equals plain training), "conserves" (an exchange keeps the sum of
