@@ -162,7 +162,7 @@ def test_a_call_has_all_arguments_of_fit_with_their_defaults() -> None:
     }  # fmt: skip
     for name, argument in given.items():
         assert argument.default == left.get(name, taken[name]), name
-    kept = {"request", "files", "known_clusters", "has_callbacks"}
+    kept = {"request", "files", "known_clusters", "has_callbacks", "scales_sgd"}
     assert taken.keys() - given.keys() == kept
 
 
