@@ -23,7 +23,7 @@ WARMUP_EPOCHS = 1
 
 SGD_FROM = 8
 """Workers from which on the rate of SGD is scaled by default. With fewer nothing was
-gained where momentum is used, and up to 0.3 points were lost."""
+gained where momentum is used, and up to 0.4 points were lost."""
 
 
 def usual_scale(request: Request, model: ModelFacts, workers: int) -> str:
