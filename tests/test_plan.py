@@ -659,26 +659,6 @@ def test_the_rate_follows_the_workers(
     assert (alone.rate_factor, "learning rate" in alone.explain()) == (1.0, False)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "workers", "factor"),
-    [
-        (LocalSGD(), 7, 1.0), (LocalSGD(), 16, 4.0), (DiLoCo(), 16, 1.0),
-        (AsyncDiLoCo(), 16, 4.0), (AEASGD(), 16, 4.0), (DynSGD(), 16, 1.0),
-        (Downpour(), 16, 1.0), (AllReduce(), 16, 1.0),
-    ],
-)  # fmt: skip
-def test_the_rate_of_sgd_follows_many_workers(
-    strategy: Strategy, workers: int, factor: float
-):
-    model = replace(MODEL, is_sgd=True)
-    found = plan(strategy, model=model, workers=workers)
-    assert found.rate_factor == factor
-    assert ("scale_rate='none' leaves it" in found.explain()) is (factor > 1)
-    asked = Request(strategy=strategy, workers=workers, scale_rate="none")
-    assert resolve(asked, model, DATA, MACHINE).rate_factor == 1.0
-    assert plan(strategy, model=MODEL, workers=workers).rate_factor == 1.0
-
-
 @pytest.mark.parametrize("strategy", [AllReduce(), Ensemble()])
 def test_only_a_rate_of_averaged_workers_is_scaled(strategy: Strategy):
     with pytest.raises(PlanError, match=f"scale_rate='sqrt' with {strategy.name}"):
@@ -693,16 +673,3 @@ def test_a_request_of_an_older_version_keeps_its_rate():
     old = Request.__new__(Request)
     old.__setstate__(state)
     assert resolve(old, MODEL, DATA, MACHINE).rate_factor == 1.0
-
-
-def test_a_request_of_an_older_version_keeps_the_rate_of_sgd():
-    """Those that had the field had not named it, and SGD kept its rate."""
-    new = Request(strategy=LocalSGD(), workers=16)
-    state = {k: v for k, v in vars(new).items() if k != "scales_sgd"}
-    old = Request.__new__(Request)
-    old.__setstate__(state)
-    model = replace(MODEL, is_sgd=True)
-    assert resolve(old, model, DATA, MACHINE).rate_factor == 1.0
-    assert resolve(new, model, DATA, MACHINE).rate_factor == 4.0
-    adam = replace(MODEL, is_adaptive=True)
-    assert resolve(old, adam, DATA, MACHINE).rate_factor == 4.0

@@ -60,7 +60,6 @@ class ModelFacts:
             gradients as for large ones.
         is_adaptive: Whether the learning rates of all optimizers are the lengths of
             their steps.
-        is_sgd: Whether all optimizers are SGD, with momentum or without.
         reductions: Loss reductions in use, one for each loss.
         has_own_loss: Whether `train_step` or `compute_loss` is the user's, who then
             decides about losses that are not reduced.
@@ -102,7 +101,6 @@ class ModelFacts:
     optimizer: str
     normalising: tuple[str, ...] = ()
     is_adaptive: bool = False
-    is_sgd: bool = False
     reductions: tuple[str, ...] = ("sum_over_batch_size",)
     has_own_loss: bool = False
     has_masks: bool = False

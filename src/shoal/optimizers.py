@@ -132,25 +132,8 @@ def is_adaptive(model: Any) -> bool:
         >>> is_adaptive(model)
         True
     """
-    return _are_all(model, ADAPTIVE)
-
-
-def is_sgd(model: Any) -> bool:
-    """Whether all optimizers are SGD, with momentum or without.
-
-    Example:
-        >>> import keras
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse")
-        >>> is_sgd(model)
-        True
-    """
-    return _are_all(model, ("SGD",))
-
-
-def _are_all(model: Any, names: Sequence[str]) -> bool:
-    """Whether a model has optimizers, and all are of these classes of Keras."""
-    kinds, updating = _kinds(names), _updating(model)
+    kinds = _kinds(ADAPTIVE)
+    updating = _updating(model)
     return bool(updating) and all(isinstance(o, kinds) for o in updating)
 
 

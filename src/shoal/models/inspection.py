@@ -22,7 +22,6 @@ from shoal.models.multiplications import multiplications_of
 from shoal.models.trial import try_step
 from shoal.optimizers import (
     is_adaptive,
-    is_sgd,
     normalising,
     optimizers_of,
     rate_of,
@@ -261,7 +260,6 @@ def read_model(
         optimizer=", ".join(type(o).__name__ for o in optimizers_of(model)),
         normalising=normalising(model),
         is_adaptive=is_adaptive(model),
-        is_sgd=is_sgd(model),
         reductions=losses.reductions,
         summed=losses.summed,
         odd_losses=losses.odd,

@@ -179,7 +179,9 @@ def resolve(
         request, model, data, machine, batch=batch, steps=steps_each
     )  # fmt: skip
     exchanges = steps_each / (alone or strategy.period)
-    rate_factor, rate_epochs = choose_rate(request, model, workers)
+    rate_factor, rate_epochs = choose_rate(
+        request, workers, is_adaptive=model.is_adaptive
+    )
     where = places(machine.gpus, workers) if request.cluster == "local" else (
         places_of_cluster(machine.gpus_each, workers)
     )  # fmt: skip

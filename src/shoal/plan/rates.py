@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 
 from shoal.errors import ConfigError, PlanError
-from shoal.facts import ModelFacts
 from shoal.plan.request import Request
 from shoal.registry import did_you_mean
 
@@ -21,46 +20,36 @@ WARMUP_EPOCHS = 1
 """Epochs over which the rate grows to its factor: at once it may leave good weights."""
 
 
-SGD_FROM = 8
-"""Workers from which on the rate of SGD is scaled by default. With fewer nothing was
-gained where momentum is used, and up to 0.4 points were lost."""
-
-
-def usual_scale(request: Request, model: ModelFacts, workers: int) -> str:
+def usual_scale(request: Request, *, is_adaptive: bool) -> str:
     """Returns the default of `scale_rate`.
 
     Args:
         request: The request.
-        model: Facts about the model.
-        workers: Number of workers that will run.
+        is_adaptive: Whether the learning rate is the length of a step.
 
     Example:
-        >>> from shoal.strategies import DynSGD, LocalSGD
-        >>> sgd = ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD",
-        ...     is_sgd=True)
-        >>> asked = [Request(strategy=LocalSGD()), Request(strategy=DynSGD())]
-        >>> [usual_scale(one, sgd, n) for one in asked for n in (4, 16)]
-        ['none', 'sqrt', 'none', 'none']
+        >>> from shoal.strategies import Downpour, LocalSGD
+        >>> asked = [Request(strategy=LocalSGD()), Request(strategy=Downpour())]
+        >>> [usual_scale(request, is_adaptive=True) for request in asked]
+        ['sqrt', 'none']
     """
-    strategy = request.strategy
-    if strategy.scales_rate and model.is_adaptive:
-        return "sqrt"
-    is_scaled = strategy.scales_sgd and request.scales_sgd and model.is_sgd
-    return "sqrt" if is_scaled and workers >= SGD_FROM else "none"
+    return "sqrt" if request.strategy.scales_rate and is_adaptive else "none"
 
 
-def choose_rate(request: Request, model: ModelFacts, workers: int) -> tuple[float, int]:
+def choose_rate(
+    request: Request, workers: int, *, is_adaptive: bool
+) -> tuple[float, int]:
     """Returns the factor of the workers' learning rate, and the epochs until it holds.
 
     A mean of n workers is as little noisy as a step of a batch n times as large, and at
     equal samples they take n times fewer steps one after the other. For adaptive
     optimizers the step that fits such a batch is the square root of n times as long
-    (Malladi et al., 2022, arXiv:2205.10287). For SGD it was measured.
+    (Malladi et al., 2022, arXiv:2205.10287).
 
     Args:
         request: The request.
-        model: Facts about the model.
         workers: Number of workers that will run.
+        is_adaptive: Whether the learning rate is the length of a step.
 
     Raises:
         ConfigError: `scale_rate` is none of `FACTORS`.
@@ -70,13 +59,11 @@ def choose_rate(request: Request, model: ModelFacts, workers: int) -> tuple[floa
     Example:
         >>> from shoal.strategies import LocalSGD
         >>> request = Request(strategy=LocalSGD())
-        >>> adam = ModelFacts(name="m", parameters=3, statistics=0, optimizer="Adam",
-        ...     is_adaptive=True)
-        >>> choose_rate(request, adam, 4)
-        (2.0, 1)
+        >>> [choose_rate(request, 4, is_adaptive=known) for known in (True, False)]
+        [(2.0, 1), (1.0, 0)]
     """
     strategy = request.strategy
-    wanted = request.scale_rate or usual_scale(request, model, workers)
+    wanted = request.scale_rate or usual_scale(request, is_adaptive=is_adaptive)
     if wanted == "none":
         return strategy.rate_scaling(workers)
     if wanted not in FACTORS:

@@ -74,8 +74,6 @@ class Request:
         validation: One of `VALIDATIONS`.
         validation_freq: Epochs between validations, or the epochs; see `read_freq`.
         has_callbacks: Whether there are callbacks, which may log metrics of their own.
-        scales_sgd: Whether the `usual_scale` may scale the rate of SGD; False for runs
-            of older versions, which did not.
 
     Example:
         >>> from shoal.strategies import AllReduce
@@ -110,11 +108,10 @@ class Request:
     validation: str = "blocking"
     validation_freq: int | Sequence[int] = 1
     has_callbacks: bool = False
-    scales_sgd: bool = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Reads a request of a run; older ones were made before a default changed."""
-        self.__dict__.update({"scale_rate": "none", "scales_sgd": False} | state)
+        self.__dict__.update({"scale_rate": "none"} | state)
 
     def with_plain_numbers(self) -> Request:
         """Returns this with NumPy's whole numbers, unknown to JSON, as Python's."""

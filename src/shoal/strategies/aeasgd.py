@@ -60,6 +60,5 @@ class AEASGD(ElasticServer):
 
     name: ClassVar[str] = "aeasgd"
     scales_rate: ClassVar[bool] = True
-    scales_sgd: ClassVar[bool] = True
 
     period: int = UsualPeriod(10)

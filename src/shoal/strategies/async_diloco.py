@@ -74,7 +74,6 @@ class AsyncDiLoCo(ServerStrategy):
 
     needs_anchor: ClassVar[bool] = False
     scales_rate: ClassVar[bool] = True
-    scales_sgd: ClassVar[bool] = True
     name: ClassVar[str] = "async_diloco"
     message_is_change: ClassVar[bool] = True
 

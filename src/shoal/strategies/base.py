@@ -145,9 +145,6 @@ class Strategy(ABC):
     """Whether the learning rate of an adaptive optimizer grows with the square root of
     the number of workers by default. For rules that average workers, which is a step
     of a batch that many times as large."""
-    scales_sgd: ClassVar[bool] = False
-    """Whether that of SGD grows so as well, where there are many workers. For rules
-    with which it was measured."""
     promises: ClassVar[frozenset[str]] = frozenset()
     """Laws of `shoal.testing` for this strategy besides those for all: "plain" (one
     worker, period 1 equals plain training), "conserves" (an exchange keeps the sum of

@@ -53,7 +53,6 @@ class LocalSGD(RoundStrategy):
     name: ClassVar[str] = "local_sgd"
     needs_anchor: ClassVar[bool] = False
     scales_rate: ClassVar[bool] = True
-    scales_sgd: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})
 
     period: int = UsualPeriod(10)

@@ -25,7 +25,7 @@ from shoal.strategies import get
 STRATEGY = "all_reduce"
 LOOKED_UP = ("workers", "cluster")
 """Options that a call keeps as written, until the machines are known."""
-DERIVED = ("known_clusters", "has_callbacks", "scales_sgd")
+DERIVED = ("known_clusters", "has_callbacks")
 """Fields of a request that are not arguments."""
 
 
