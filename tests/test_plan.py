@@ -25,6 +25,7 @@ from shoal.plan import (
 from shoal.strategies import (
     AEASGD,
     EAMSGD,
+    EASGD,
     AllReduce,
     AsyncDiLoCo,
     Averaging,
@@ -181,7 +182,7 @@ def test_a_period_of_an_epoch_becomes_steps():
     assert found.exchanges_per_epoch == 1
 
 
-USUAL = (AEASGD, AsyncDiLoCo, DiLoCo, DynSGD, LocalSGD)
+USUAL = (AEASGD, AsyncDiLoCo, DiLoCo, DynSGD, EASGD, LocalSGD)
 
 
 @pytest.mark.parametrize("made", USUAL)
@@ -192,7 +193,7 @@ def test_a_usual_period_leaves_three_exchanges_in_an_epoch(
     found = plan(made(), workers=workers, batch_size=10, data=replace(DATA, rows=rows))
     each = -(-rows // (10 * found.workers))
     most = min(made().period, each // 3)
-    if made is AEASGD:  # n / beta exchanges in an epoch, beta is 0.9
+    if made in (AEASGD, EASGD):  # n / beta exchanges in an epoch, beta is 0.9
         most = min(most, 9 * each // (10 * found.workers))
     assert found.strategy.period == max(1, most)
     assert "exchanges only" not in " ".join(found.warnings)
@@ -640,6 +641,10 @@ def test_invalid_environment_variables_are_refused(name: str, text: str):
         (LocalSGD(), "SGD", None, 1.0),
         (LocalSGD(), "Adam", "none", 1.0),
         (LocalSGD(), "SGD", "linear", 4.0),
+        (EASGD(), "Adam", None, 2.0),
+        (EASGD(period=2), "Adam", None, 2.0),
+        (EASGD(period=0), "Adam", None, 2.0),
+        (EASGD(period=1), "Adam", None, 1.0),  # the rule of its paper
         (Downpour(), "Adam", None, 1.0),
         (Downpour(), "Adam", "sqrt", 2.0),
         (AllReduce(), "Adam", None, 1.0),

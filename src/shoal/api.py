@@ -177,7 +177,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             root, "linear" by the number, "none" by 1. It grows to that during the first
             epoch; callbacks and logs have the unscaled one. Default None: "sqrt" for
             Adagrad, Adam and its like with strategies that average and exchange
-            rarely, all but "downpour", "adag", "easgd" and "eamsgd".
+            rarely, all but "downpour", "adag" and "eamsgd".
         on_nan: Reaction when weights, gradients or the loss of a worker turn NaN
             or infinite: "stop" the run; "skip" that worker's change of these
             samples (under "all_reduce": that step); "rollback" to the last checkpoint,

@@ -23,7 +23,7 @@ TABLE: dict[str, tuple[dict[str, Any], Any]] = {
     "AveragingTrainer": ({"num_workers": 2}, strategies.Averaging()),
     "EASGD": (
         {"num_workers": 2, "rho": 5.0, "learning_rate": 0.01, "master_port": 5000},
-        strategies.EASGD(rho=5.0, learning_rate=0.01),
+        strategies.EASGD(rho=5.0, learning_rate=0.01, period=1),
     ),
     "EnsembleTrainer": ({"num_ensembles": 2}, strategies.Ensemble(members=2)),
     "AEASGD": (

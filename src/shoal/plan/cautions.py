@@ -115,7 +115,8 @@ def few_steps_warnings(strategy: Strategy, workers: int, steps: int) -> list[str
         []
     """
     alone = workers * steps
-    if not (strategy.scales_rate and has_few_steps(workers, steps)):
+    is_averaged = strategy.scales_rate_from is not None
+    if not (is_averaged and has_few_steps(workers, steps)):
         return []
     return [
         f"each of {workers} workers takes {steps:,} steps in the whole run, plain "

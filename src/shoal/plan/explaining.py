@@ -211,7 +211,7 @@ def _rate(plan: Decisions) -> list[tuple[str, str]]:
     text = f"workers use {plan.rate_factor:.3g} times the optimizer's learning rate"
     if plan.rate_epochs:
         text += f", reached after {count(plan.rate_epochs, 'epoch')}"
-    if plan.request.scale_rate is None and plan.strategy.scales_rate:
+    if plan.request.scale_rate is None and plan.request.strategy.scales_rate:
         text += ", as they are averaged; scale_rate='none' leaves it as it is"
     return [("rate", text)]
 

@@ -64,7 +64,9 @@ class EASGD(DistributedTrainer):
 
     def strategy(self) -> Strategy:
         """Returns `easgd`."""
-        return strategies.EASGD(rho=self.rho, learning_rate=self.learning_rate)
+        return strategies.EASGD(
+            rho=self.rho, learning_rate=self.learning_rate, period=1
+        )
 
 
 class AEASGD(AsynchronousDistributedTrainer):

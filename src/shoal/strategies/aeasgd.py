@@ -59,6 +59,6 @@ class AEASGD(ElasticServer):
     """
 
     name: ClassVar[str] = "aeasgd"
-    scales_rate: ClassVar[bool] = True
+    scales_rate_from: ClassVar[int | None] = 1
 
     period: int = UsualPeriod(10)

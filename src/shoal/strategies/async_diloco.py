@@ -73,7 +73,7 @@ class AsyncDiLoCo(ServerStrategy):
     """
 
     needs_anchor: ClassVar[bool] = False
-    scales_rate: ClassVar[bool] = True
+    scales_rate_from: ClassVar[int | None] = 1
     name: ClassVar[str] = "async_diloco"
     message_is_change: ClassVar[bool] = True
 

@@ -49,7 +49,7 @@ class Averaging(RoundStrategy):
 
     name: ClassVar[str] = "averaging"
     needs_anchor: ClassVar[bool] = False
-    scales_rate: ClassVar[bool] = True
+    scales_rate_from: ClassVar[int | None] = 1
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})
 
     period: int = 0

@@ -141,10 +141,10 @@ class Strategy(ABC):
     False: it is a position. Codecs need to know which messages may be added up."""
     reply_is_change: ClassVar[bool] = False
     """Whether a reply of zeros means no change."""
-    scales_rate: ClassVar[bool] = False
-    """Whether the learning rate of an adaptive optimizer grows with the square root of
-    the number of workers by default. For rules that average workers, which is a step
-    of a batch that many times as large."""
+    scales_rate_from: ClassVar[int | None] = None
+    """The least period with which the learning rate of an adaptive optimizer grows with
+    the square root of the number of workers by default; None: it never does. For rules
+    that average workers, which is a step of a batch that many times as large."""
     promises: ClassVar[frozenset[str]] = frozenset()
     """Laws of `shoal.testing` for this strategy besides those for all: "plain" (one
     worker, period 1 equals plain training), "conserves" (an exchange keeps the sum of
@@ -174,6 +174,12 @@ class Strategy(ABC):
                 f"Expected: {field} {expected}. "
                 f"Leave {field} out to use the default."
             )
+
+    @property
+    def scales_rate(self) -> bool:
+        """Returns whether the learning rate follows the workers by default."""
+        least = self.scales_rate_from
+        return least is not None and not 0 < self.period < least
 
     @property
     def local_momentum(self) -> float:

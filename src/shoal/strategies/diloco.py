@@ -65,7 +65,7 @@ class DiLoCo(RoundStrategy):
     name: ClassVar[str] = "diloco"
     message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
-    scales_rate: ClassVar[bool] = True
+    scales_rate_from: ClassVar[int | None] = 1
     promises: ClassVar[frozenset[str]] = frozenset({"mean"})
 
     period: int = UsualPeriod(50)

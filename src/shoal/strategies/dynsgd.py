@@ -55,7 +55,7 @@ class DynSGD(ServerStrategy):
     name: ClassVar[str] = "dynsgd"
     message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
-    scales_rate: ClassVar[bool] = True
+    scales_rate_from: ClassVar[int | None] = 1
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 
     period: int = UsualPeriod(20)

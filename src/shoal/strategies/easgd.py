@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from shoal.strategies.base import Facts, RoundStrategy, State
+from shoal.strategies.base import Facts, RoundStrategy, State, UsualPeriod
 from shoal.strategies.elastic import ElasticStrategy
 from shoal.strategies.mean import sum_of
 from shoal.vectors import Vector
@@ -37,7 +37,9 @@ class EASGD(ElasticStrategy, RoundStrategy):
         rho: With `learning_rate`, moving_rate = rho * learning_rate; default None.
         learning_rate: Step size of the workers, the paper's eta; default None.
         period: Local optimizer steps between two rounds, at least 1, or 0 for an
-            epoch; default 1. The paper's tau.
+            epoch; default 10, and less where a worker would not make workers / beta
+            rounds in an epoch. The paper's synchronous rule has 1: with that, the rate
+            of adaptive optimizers does not follow the workers. The paper's tau.
 
     Messages: weights up, one displacement down; each the model's size in bytes.
     Stable below a learning rate of 2 / L, for curvature L.
@@ -61,7 +63,10 @@ class EASGD(ElasticStrategy, RoundStrategy):
     """
 
     name: ClassVar[str] = "easgd"
+    scales_rate_from: ClassVar[int | None] = 2
     promises: ClassVar[frozenset[str]] = frozenset({"conserves", "mean"})
+
+    period: int = UsualPeriod(10)
 
     def merge(
         self,

@@ -52,7 +52,7 @@ class LocalSGD(RoundStrategy):
 
     name: ClassVar[str] = "local_sgd"
     needs_anchor: ClassVar[bool] = False
-    scales_rate: ClassVar[bool] = True
+    scales_rate_from: ClassVar[int | None] = 1
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})
 
     period: int = UsualPeriod(10)
