@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -163,7 +165,7 @@ def _own_temporary_folder(
 def _no_leaks(
     request: pytest.FixtureRequest, _own_temporary_folder: None
 ) -> Iterator[None]:
-    """Fails a test that leaves a variable, thread, process, port or file."""
+    """Fails a test that leaves a variable, thread, process, port, file or handler."""
     changing: dict[str, int] = {}
     if _is_kept(request.node):
         request.getfixturevalue("kept")
@@ -176,7 +178,7 @@ def _no_leaks(
         "listening ports": _ports,
         "files": _files,
     }
-    variables = _variables()
+    variables, handlers = _variables(), _handlers()
     before = {what: look() for what, look in looks.items()}
     yield
     leaks = {
@@ -188,6 +190,14 @@ def _no_leaks(
         for name in {*variables, *_variables()}
         if variables.get(name) != os.environ.get(name)
     }
+    leaks["signal handlers"] = {
+        f"{left}"
+        for left in _handlers() - handlers
+        if not getattr(left[1], "__module__", "").startswith("pyspark")
+    }
+    for number, handler in handlers:  # the next test is not to blame
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, handler)
     found = [
         f"{what}: {', '.join(sorted(left))}" for what, left in leaks.items() if left
     ]
@@ -215,6 +225,12 @@ def _left_over(
 
 def _variables() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(LIBRARY_VARIABLES)}
+
+
+def _handlers() -> set[tuple[int, Any]]:
+    """Returns the handlers of signals that end a process, where Python knows them."""
+    found = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
+    return {(number, handler) for number, handler in found if handler is not None}
 
 
 def _threads() -> set[str]:

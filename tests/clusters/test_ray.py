@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -344,8 +345,11 @@ class Look(keras.callbacks.Callback):
         super().__init__()
         self.nodes, self.root = nodes, root
         self.found = list[tuple[int, int]]()
+        self.handlers = set[str]()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        handler: Any = signal.getsignal(signal.SIGTERM)
+        self.handlers.add(handler.__module__)
         self.found = [self._of(node) for node in self.nodes]
         [folder] = self.root.iterdir()
         started = [e for e in read_events(Folder.at(str(folder)))
@@ -376,6 +380,7 @@ def test_a_run_on_two_nodes_with_one_copy_of_the_data_on_each(
     found = history.run.summary()
     assert found.samples_committed == ROWS * len(history.history["loss"])
     assert look.found == [(2, 1), (2, 1)]
+    assert look.handlers == {"shoal.interruption"}  # and not Ray's
     events = events_of(history)
     nodes = [e["node"] for e in events if e["kind"] == "worker_started"]
     assert len(set(nodes)) == 2

@@ -16,6 +16,7 @@ import pytest
 
 import shoal
 from shoal.clusters import Ray
+from shoal.clusters.ray_joining import own_sigterm
 from shoal.errors import ClusterError, ShoalError, ShoalWarning
 from shoal.runs.events import exchange_records, read_events
 from shoal.runs.folder import Folder
@@ -255,7 +256,8 @@ def test_a_run_that_stops_waiting_frees_its_reservation(
     """Connected by the script itself, Ray would keep it as long as that runs."""
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONBREAKPOINT", "")  # set by ray.init as well
-    ray.init(address=ray_node.address, log_to_driver=False, logging_level="ERROR")
+    with own_sigterm():
+        ray.init(address=ray_node.address, log_to_driver=False, logging_level="ERROR")
     try:
         group = importlib.import_module("shoal.launchers.ray_bundles").PlacementGroup
 

@@ -30,6 +30,7 @@ from shoal.clusters.ray_joining import (
     import_ray,
     import_with_token,
     is_connected,
+    own_sigterm,
     ray_environment,
     reach,
     token,
@@ -225,7 +226,7 @@ class Ray(Cluster):
             ray.shutdown()
 
     def _connect(self, ray: Any, **options: Any) -> None:
-        with warnings.catch_warnings():
+        with own_sigterm(), warnings.catch_warnings():
             # Ray's start forks, but executes a program at once.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(

@@ -12,7 +12,13 @@ from typing import Any, final
 
 from shoal.clusters.jobs import pack
 from shoal.clusters.ray import CLIENT
-from shoal.clusters.ray_joining import first_line, import_ray, ray_environment, reach
+from shoal.clusters.ray_joining import (
+    first_line,
+    import_ray,
+    own_sigterm,
+    ray_environment,
+    reach,
+)
 from shoal.clusters.remote_jobs import RUNNING, Job, Tell, new_id, pick, unheard
 from shoal.errors import ClusterError, ConfigError
 from shoal.launchers.versions import difference, versions
@@ -236,7 +242,7 @@ class RayJobs:
         until = time.monotonic() + START_S
         while True:
             try:
-                with warnings.catch_warnings():
+                with own_sigterm(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     return ray.init(
                         self._address, namespace=SPACE, allow_multiple=True,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -42,6 +44,18 @@ def import_with_token() -> Any:
     """Imports Ray, which decides at the first import whether it shows a token."""
     with ray_environment({MODE: "token"}):
         return import_ray()
+
+
+@contextmanager
+def own_sigterm() -> Generator[None]:
+    """Puts back the handler of SIGTERM that `ray.init` replaces and never restores."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and before is not None:  # None: it is not Python's
+            signal.signal(signal.SIGTERM, before)
 
 
 def token() -> dict[str, str]:
