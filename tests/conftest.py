@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -241,6 +241,27 @@ def _threads() -> set[str]:
     }
 
 
+class _Child(str):
+    """A child process in words, the same one whatever its command line is now.
+
+    One that has just started has none yet, and titles change.
+    """
+
+    pid: int
+
+    def __new__(cls, words: str, pid: int) -> Self:
+        """Returns words that compare as the number does."""
+        made = super().__new__(cls, words)
+        made.pid = pid
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Child) and self.pid == other.pid
+
+    def __hash__(self) -> int:
+        return hash(self.pid)
+
+
 def _processes() -> set[str]:
     found: set[str] = set()
     for child in _children():
@@ -248,7 +269,7 @@ def _processes() -> set[str]:
             command = " ".join(child.cmdline())
             is_library = any(name in command for name in LIBRARY_PROCESSES)
             if child.status() != psutil.STATUS_ZOMBIE and not is_library:
-                found.add(f"{child.pid} ({command[:80]})")
+                found.add(_Child(f"{child.pid} ({command[:80]})", child.pid))
         except psutil.NoSuchProcess:
             continue
     return found

@@ -15,8 +15,9 @@ from tests.spark.processes import DAEMON, training_processes
 
 STARTS = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-print(child.pid, flush=True)
+# It says itself that it runs: before, it may have no command line yet.
+code = "import os; print(os.getpid(), flush=True); input()"
+child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
 input()
 """
 
