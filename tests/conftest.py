@@ -192,7 +192,7 @@ def _no_leaks(
     }
     leaks["signal handlers"] = {
         f"{left}"
-        for left in _handlers() - handlers
+        for left in _handlers() - handlers - _PYTHONS
         if not getattr(left[1], "__module__", "").startswith("pyspark")
     }
     for number, handler in handlers:  # the next test is not to blame
@@ -225,6 +225,13 @@ def _left_over(
 
 def _variables() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(LIBRARY_VARIABLES)}
+
+
+_PYTHONS: set[tuple[int, Any]] = {
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGTERM, signal.SIG_DFL),
+}
+"""Handlers of a process that has set none."""
 
 
 def _handlers() -> set[tuple[int, Any]]:
