@@ -18,6 +18,7 @@ from shoal.strategies import Auto, get
 from tests.api.problems import line, linear
 
 SHORT = {"step_s": 0.001, "exchange_s": 0.002}
+NORMED = {"has_moving_averages": True}
 LONG = {"step_s": 0.2, "exchange_s": 0.002}
 MODEL = ModelFacts(
     name="mlp", parameters=380_000, statistics=0, optimizer="Adagrad",
@@ -55,6 +56,9 @@ def nodes(*cores: int) -> MachineFacts:
         ({**SHORT, "is_equal": False, "is_ordered": True}, "diloco", 50),
         ({**SHORT, "is_equal": False}, "aeasgd", 40),
         ({**SHORT, "is_equal": False, "workers": 8}, "async_diloco", 50),
+        ({**SHORT, **NORMED}, "local_sgd", 40),
+        ({**SHORT, **NORMED, "is_equal": False, "workers": 15}, "aeasgd", 40),
+        ({**SHORT, **NORMED, "is_equal": False, "workers": 16}, "async_diloco", 50),
     ],
 )
 def test_the_strategy_of_a_situation(facts: dict[str, Any], name: str, period: int):

@@ -213,6 +213,16 @@ def test_a_period_that_is_named_is_obeyed(made: type[Strategy]):
         assert "usually" not in found.explain()
 
 
+@pytest.mark.parametrize("strategy", [DiLoCo(), AsyncDiLoCo(), LocalSGD(), AEASGD()])
+def test_moving_averages_that_fit_other_weights_are_told(strategy: Strategy):
+    normed = replace(MODEL, has_moving_averages=True)
+    for workers in (1, 2, 4, 5):
+        for model in (MODEL, normed):
+            told = " ".join(plan(strategy, workers=workers, model=model).warnings)
+            is_far = strategy.name in ("diloco", "async_diloco") and workers in (2, 4)
+            assert ("moving averages" in told) is (is_far and model is normed)
+
+
 def test_a_pull_that_is_named_leaves_the_period():
     """Who names the pull of a worker has chosen how long it takes to come near."""
     few: dict[str, Any] = {"workers": 16, "batch_size": 10}

@@ -53,6 +53,8 @@ class ModelFacts:
         name: Keras name of the model.
         parameters: Number of floats that are exchanged (trainable).
         statistics: Number of floats beside them (batch-norm moments).
+        has_moving_averages: Whether layers keep moving averages of what they see, as
+            `BatchNormalization` does.
         local_bytes: Bytes of all other variables, mostly frozen weights: they travel
             once, in the model, and afterwards only if they change.
         optimizer: Class name of the optimizer.
@@ -118,6 +120,7 @@ class ModelFacts:
     sums_gradients: bool = False
     hides_reduction: bool = False
     refused_dtypes: tuple[str, ...] = ()
+    has_moving_averages: bool = False
     local_bytes: int = 0
     fixed_batch: int = 0
     is_stateful: bool = False

@@ -15,6 +15,7 @@ from shoal.plan.cautions import (
     few_steps_warnings,
     gradient_warnings,
     metric_warnings,
+    moving_average_warnings,
     optimizer_warnings,
     overshoot_warnings,
     state_warnings,
@@ -273,6 +274,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     found += overshoot_warnings(plan.strategy, plan.model, plan.workers)
     steps_each = plan.rows * len(plan.epoch_range) // plan.global_batch_size
     found += few_steps_warnings(plan.strategy, plan.workers, steps_each)
+    found += moving_average_warnings(plan.strategy, plan.model, plan.workers)
     if plan.exchanges_gradients and plan.workers > 1:
         found += gradient_warnings(plan.model, plan.strategy.name)
     return found + plan.strategy.warnings(

@@ -18,7 +18,15 @@ from shoal.plan.gpus import places
 from shoal.plan.pace import exchange_s, link_s, step_s
 from shoal.plan.refusals import refuse
 from shoal.plan.request import Request
-from shoal.strategies import AEASGD, AllReduce, AsyncDiLoCo, DiLoCo, Single, Strategy
+from shoal.strategies import (
+    AEASGD,
+    AllReduce,
+    AsyncDiLoCo,
+    DiLoCo,
+    LocalSGD,
+    Single,
+    Strategy,
+)
 from shoal.strategies.auto import Auto
 from shoal.strategies.base import LEAST_EXCHANGES
 
@@ -28,6 +36,8 @@ STEP_SHARE = 0.1
 """The same for an exchange at every step, for which the curve is that of Keras."""
 FEW = 4
 """Workers from which late changes need the momentum of async_diloco."""
+FEW_OF_AVERAGES = 16
+"""The same for models with moving averages, which late momentum leaves behind."""
 FEWEST_STEPS = 10
 """Steps of a worker and epoch, below which there is no room for a period."""
 MOST_PERIOD = 500
@@ -53,6 +63,8 @@ class Situation:
         steps: Steps of a worker in an epoch.
         epochs: Epochs of the run.
         period: Period that the user asked for, 0 for none.
+        has_moving_averages: Whether layers keep moving averages, which fit the center
+            only if it does not move beyond its workers.
 
     Example:
         >>> choose(Situation(workers=2, step_s=0.001, exchange_s=0.002)).strategy
@@ -70,6 +82,7 @@ class Situation:
     steps: int = 1_000
     epochs: int = 1
     period: int = 0
+    has_moving_averages: bool = False
 
 
 class Choice(NamedTuple):
@@ -122,6 +135,7 @@ def situation_of(
         steps=math.ceil(rows / (workers * batch)),
         epochs=request.epochs - request.initial_epoch,
         period=asked.period,
+        has_moving_averages=model.has_moving_averages,
     )
 
 
@@ -193,8 +207,12 @@ def _of_weights(facts: Situation) -> tuple[Strategy, str]:
     """Returns a strategy that exchanges weights, and why it and not another one."""
     if facts.is_equal or facts.is_ordered:
         who = "equal" if facts.is_equal else "ordered"
-        return DiLoCo(), f"{facts.workers} {who} workers meet in rounds"
-    strategy = AEASGD() if facts.workers < FEW else AsyncDiLoCo()
+        why = f"{facts.workers} {who} workers meet in rounds"
+        if facts.has_moving_averages:
+            return LocalSGD(), f"{why}, after which moving averages of layers fit"
+        return DiLoCo(), why
+    few = FEW_OF_AVERAGES if facts.has_moving_averages else FEW
+    strategy = AEASGD() if facts.workers < few else AsyncDiLoCo()
     return strategy, f"{facts.workers} unequal workers do not wait"
 
 

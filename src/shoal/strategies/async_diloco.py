@@ -74,6 +74,7 @@ class AsyncDiLoCo(ServerStrategy):
 
     needs_anchor: ClassVar[bool] = False
     scales_rate_from: ClassVar[int | None] = 1
+    moves_beyond: ClassVar[bool] = True
     name: ClassVar[str] = "async_diloco"
     message_is_change: ClassVar[bool] = True
 

@@ -145,6 +145,10 @@ class Strategy(ABC):
     """The least period with which the learning rate of an adaptive optimizer grows with
     the square root of the number of workers by default; None: it never does. For rules
     that average workers, which is a step of a batch that many times as large."""
+    moves_beyond: ClassVar[bool] = False
+    """Whether the center moves further than its workers have been, by a momentum of its
+    own: moving averages of layers, which are means of the workers', then fit other
+    weights than those of the center."""
     promises: ClassVar[frozenset[str]] = frozenset()
     """Laws of `shoal.testing` for this strategy besides those for all: "plain" (one
     worker, period 1 equals plain training), "conserves" (an exchange keeps the sum of

@@ -66,6 +66,7 @@ class DiLoCo(RoundStrategy):
     message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
     scales_rate_from: ClassVar[int | None] = 1
+    moves_beyond: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"mean"})
 
     period: int = UsualPeriod(50)
