@@ -11,8 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Fits a line; all ranks end with the same weights."""
+    """Fits a line. The model is gone before the group: its reducer holds the group."""
     dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()
+
+
+def train() -> None:
+    """All ranks end with the same weights."""
     torch.manual_seed(dist.get_rank())
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -28,7 +34,6 @@ def main() -> None:
     if not torch.allclose(sums, dist.get_world_size() * weights):
         raise SystemExit("ranks have different weights")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {loss.item():.4f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

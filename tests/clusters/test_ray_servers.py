@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,10 @@ from tests.ray_nodes import RayNode, imported
 from tests.support.models import wide
 
 pytestmark = [pytest.mark.process, pytest.mark.ray, pytest.mark.slow]
+
+
+MOST_LOOKS = 50
+"""Looks for a server that was told to be ready; one should do."""
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ class TakeNode(keras.callbacks.Callback):
         super().__init__()
         self.cluster, self.root = cluster, root
         self.standby, self.is_cut = standby, is_cut
-        self.seen = 0
+        self.seen = self.looks = 0
         self.there = 0
         self.lost: RayNode | None = None
         self.servers: list[psutil.Process] = []
@@ -88,6 +92,17 @@ class TakeNode(keras.callbacks.Callback):
                     self.cluster.hosts.cut(number)
                 else:
                     node.close()
+                return
+        self.looks += 1
+        assert self.looks < MOST_LOOKS, self.processes()
+
+    def processes(self) -> list[str]:
+        """Returns all processes of the machine in words: one of them is not found."""
+        found: list[str] = []
+        for one in psutil.process_iter():
+            with suppress(psutil.Error):
+                found.append(f"{one.pid} of {one.ppid()}: {title_of(one)[:200]}")
+        return found
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         kinds = self.kinds()

@@ -508,12 +508,27 @@ def test_a_server_that_restarts_is_found_again(
         context.close()
 
 
-def test_the_page_of_a_removed_run_reports_it(page: Any, root: Path, served: Served):
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_page_of_a_removed_run_reports_it(
+    browser: Any, root: Path, served: Served, is_late: bool
+):
+    """Also a page whose request for the stream comes after the run was removed."""
     run = make_run(root, "gone")
-    page.goto(f"{served.url}/runs/runs/{run.id}")
-    expect(plots(page)).to_have_count(2)
-    shutil.rmtree(root / run.id)
+    context = browser.new_context()  # its console tells of an address that is gone
+    page = context.new_page()
+
+    def remove(route: Any) -> None:
+        shutil.rmtree(root / run.id, ignore_errors=True)
+        route.continue_()
+
+    if is_late:
+        page.route("**/events?**", remove)
+    page.goto(f"{served.url}/runs/runs/{run.id}?token={TOKEN}")
+    if not is_late:
+        expect(plots(page)).to_have_count(2)
+        shutil.rmtree(root / run.id)
     expect(page.locator("#link-state")).to_have_text("This run was removed.")
+    context.close()
 
 
 def test_chosen_runs_are_removed(page: Any, root: Path, served: Served):

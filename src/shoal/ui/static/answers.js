@@ -52,6 +52,12 @@ export async function fetchPage(address) {
 
 // --------------------------------------------------------------------- the stream
 
+// A stream does not tell with which status it was refused.
+async function isGone(address) {
+  const request = new AbortController();
+  try { return (await fetch(address, { signal: request.signal })).status === 404; } catch { return false; } finally { request.abort(); }
+}
+
 // Browsers have six connections to a server: pages in the background hold none.
 export function streamOf(address, kinds, isWanted = () => true) {
   const linkState = document.getElementById("link-state");
@@ -66,7 +72,7 @@ export function streamOf(address, kinds, isWanted = () => true) {
       announce(linkState, "Reconnecting…");
       if (own.readyState !== EventSource.CLOSED || own !== stream) return; // it opens itself again
       stream = null;
-      setTimeout(connect, 2000);
+      isGone(own.url).then((gone) => { if (gone && kinds.removed) kinds.removed(); else setTimeout(connect, 2000); });
     });
   };
   document.addEventListener("visibilitychange", () => { if (document.hidden) disconnect(); else connect(); });
