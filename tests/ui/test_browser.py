@@ -459,6 +459,7 @@ def test_a_new_run_by_keyboard_alone(page: Any, root: Path, served: Served):
     page.get_by_role("link", name="New run").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("New run")
+    page.wait_for_load_state()  # fields are checked by a script
     page.get_by_label("Script").focus()
     page.keyboard.type("none.py")
     page.keyboard.press("Tab")
