@@ -23,6 +23,7 @@ from shoal.runs.control import (
 )
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
+from shoal.training import inline
 from tests.api.problems import line, linear
 
 
@@ -110,7 +111,13 @@ def test_a_run_that_is_asked_ends_as_by_ctrl_c(tmp_path: Path, kept: shoal.Sessi
     check_was_stopped(tmp_path, model)
 
 
-def test_a_run_of_simulated_workers_is_asked(tmp_path: Path):
+def test_a_run_of_simulated_workers_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # On a fast machine epochs are shorter than the time between two reports, and none
+    # tells of leases: between epochs there are none.
+    monkeypatch.setattr(inline, "LEASES_S", 0.0)
+    monkeypatch.setattr(inline, "FLUSH_S", 0.0)
     given: dict[str, Any] = {"run": str(tmp_path), "verbose": 0, "batch_size": 16}
     given |= {"workers": 2, "callbacks": [Ask(tmp_path)], "epochs": 100_000}
     model = linear()
