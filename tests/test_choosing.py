@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -122,6 +124,26 @@ def test_a_plan_says_what_was_chosen_and_why(
     assert f"\n  strategy   {found.choice}" in found.explain()
     assert found.to_json()["strategy"]["name"] == name
     assert "note" not in found.explain()
+
+
+@pytest.mark.parametrize(
+    ("is_normed", "is_trained", "name"),
+    [(False, True, "diloco"), (True, True, "local_sgd"), (True, False, "diloco")],
+)
+def test_moving_averages_of_a_model_that_change(
+    is_normed: bool, is_trained: bool, name: str
+):
+    """Layers that are frozen keep what they have, also within another model."""
+    inside = [keras.Input((4,)), keras.layers.Dense(8)]
+    if is_normed:
+        inside.append(keras.layers.BatchNormalization(trainable=is_trained))
+    model = keras.Sequential([keras.Sequential(inside), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    x, y = np.zeros((64_000, 4), "f4"), np.zeros(64_000, "f4")
+    given: dict[str, Any] = {"workers": 2, "cluster": "inline", "batch_size": 64}
+    assert shoal.plan(model, x, y, strategy="auto", **given).strategy.name == name
+    told = " ".join(shoal.plan(model, x, y, strategy="diloco", **given).warnings)
+    assert ("moving averages" in told) is (name == "local_sgd")
 
 
 def test_a_plan_of_the_users_strategy_has_no_choice():

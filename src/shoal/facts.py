@@ -54,7 +54,7 @@ class ModelFacts:
         parameters: Number of floats that are exchanged (trainable).
         statistics: Number of floats beside them (batch-norm moments).
         has_moving_averages: Whether layers keep moving averages of what they see, as
-            `BatchNormalization` does.
+            `BatchNormalization` does where it is not frozen.
         local_bytes: Bytes of all other variables, mostly frozen weights: they travel
             once, in the model, and afterwards only if they change.
         optimizer: Class name of the optimizer.

@@ -257,7 +257,8 @@ def read_model(
         parameters=sum(int(np.prod(v.shape)) for v in trainable),
         statistics=sum(int(np.prod(v.shape)) for v in statistic_variables(model)),
         has_moving_averages=any(
-            hasattr(layer, "moving_mean") for layer in model._flatten_layers()
+            hasattr(layer, "moving_mean") and layer.trainable
+            for layer in model._flatten_layers()
         ),
         local_bytes=sum(np.asarray(v.numpy()).nbytes for v in local_variables(model)),
         optimizer=", ".join(type(o).__name__ for o in optimizers_of(model)),

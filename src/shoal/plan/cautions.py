@@ -152,7 +152,7 @@ def moving_average_warnings(
     if not (is_far and model.has_moving_averages):
         return []
     return [
-        f"the model has layers with moving averages, such as BatchNormalization, and "
+        "the model has layers with moving averages, such as BatchNormalization, and "
         f"{strategy.name} moves the weights beyond those of its workers, to which the "
         "averages belong. With 2 workers on CIFAR-10 diloco and async_diloco lost 4 to "
         "5 points of accuracy, aeasgd and local_sgd none. Choose one of these, or "
