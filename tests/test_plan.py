@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError, PlanError
-from shoal.facts import Gpu, Multiplications, NodeFacts
+from shoal.facts import Chunking, Gpu, Multiplications, NodeFacts
 from shoal.plan import (
     DataFacts,
     EnvironmentVariables,
@@ -215,12 +215,36 @@ def test_a_period_that_is_named_is_obeyed(made: type[Strategy]):
 
 @pytest.mark.parametrize("strategy", [DiLoCo(), AsyncDiLoCo(), LocalSGD(), AEASGD()])
 def test_moving_averages_that_fit_other_weights_are_told(strategy: Strategy):
+    """Where they cannot be estimated anew."""
     normed = replace(MODEL, has_moving_averages=True)
     for workers in (1, 2, 4, 5):
         for model in (MODEL, normed):
             told = " ".join(plan(strategy, workers=workers, model=model).warnings)
             is_far = strategy.name in ("diloco", "async_diloco") and workers in (2, 4)
             assert ("moving averages" in told) is (is_far and model is normed)
+
+
+@pytest.mark.parametrize("strategy", [DiLoCo(), AsyncDiLoCo(), LocalSGD(), AEASGD()])
+def test_moving_averages_are_estimated_where_the_center_moves_beyond(
+    strategy: Strategy,
+):
+    normed = replace(MODEL, has_moving_averages=True, can_estimate_averages=True)
+    chunking = Chunking(rows=(5_000, 5_000))
+    readable = [None, chunking]
+    others: list[Any] = [
+        replace(chunking, mixing="chunks"),
+        replace(chunking, mixing="nothing"),
+        replace(chunking, are_batches=True),
+    ]
+    for model in (MODEL, normed):
+        for chunks in (*readable, *others):
+            data = replace(DATA, chunking=chunks)
+            found = plan(strategy, workers=2, model=model, data=data)
+            wanted = strategy.moves_beyond and model is normed and chunks in readable
+            assert found.estimates_averages is wanted
+            assert ("estimated anew after each epoch" in found.explain()) is wanted
+            left = strategy.moves_beyond and model is normed and chunks in others
+            assert ("to which the averages" in " ".join(found.warnings)) is left
 
 
 def test_a_pull_that_is_named_leaves_the_period():

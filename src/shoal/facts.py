@@ -55,6 +55,8 @@ class ModelFacts:
         statistics: Number of floats beside them (batch-norm moments).
         has_moving_averages: Whether layers keep moving averages of what they see, as
             `BatchNormalization` does where it is not frozen.
+        can_estimate_averages: Whether all of them can be computed from rows: in layers
+            of Keras, which a training step of Keras shows the rows unchanged.
         local_bytes: Bytes of all other variables, mostly frozen weights: they travel
             once, in the model, and afterwards only if they change.
         optimizer: Class name of the optimizer.
@@ -121,6 +123,7 @@ class ModelFacts:
     hides_reduction: bool = False
     refused_dtypes: tuple[str, ...] = ()
     has_moving_averages: bool = False
+    can_estimate_averages: bool = False
     local_bytes: int = 0
     fixed_batch: int = 0
     is_stateful: bool = False

@@ -21,6 +21,7 @@ from shoal.models.metrics import build_metrics, unmergeable
 from shoal.models.multiplications import multiplications_of
 from shoal.models.trial import try_step
 from shoal.optimizers import (
+    has_own_step,
     is_adaptive,
     normalising,
     optimizers_of,
@@ -252,14 +253,14 @@ def read_model(
         read_losses(model, sample),
     )
     logs = trial.logs
+    averages = _with_moving_averages(model)
     return ModelFacts(
         name=model.name,
         parameters=sum(int(np.prod(v.shape)) for v in trainable),
         statistics=sum(int(np.prod(v.shape)) for v in statistic_variables(model)),
-        has_moving_averages=any(
-            hasattr(layer, "moving_mean") and layer.trainable
-            for layer in model._flatten_layers()
-        ),
+        has_moving_averages=bool(averages),
+        can_estimate_averages=averages == averaging_layers(model)
+        and not has_own_step(model),
         local_bytes=sum(np.asarray(v.numpy()).nbytes for v in local_variables(model)),
         optimizer=", ".join(type(o).__name__ for o in optimizers_of(model)),
         normalising=normalising(model),
@@ -292,6 +293,23 @@ def read_model(
         else {},
         multiplications=multiplications_of(model, x),
     )
+
+
+def averaging_layers(model: Any) -> list[Any]:
+    """Returns the layers whose moving averages can be estimated from rows.
+
+    These are Keras' `BatchNormalization` and its subclasses, if not frozen.
+    """
+    kind = import_module("keras").layers.BatchNormalization
+    return [layer for layer in _with_moving_averages(model) if isinstance(layer, kind)]
+
+
+def _with_moving_averages(model: Any) -> list[Any]:
+    return [
+        layer
+        for layer in model._flatten_layers()
+        if hasattr(layer, "moving_mean") and layer.trainable
+    ]
 
 
 def learning_rate_of(model: Any) -> float | None:

@@ -274,7 +274,12 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     found += overshoot_warnings(plan.strategy, plan.model, plan.workers)
     steps_each = plan.rows * len(plan.epoch_range) // plan.global_batch_size
     found += few_steps_warnings(plan.strategy, plan.workers, steps_each)
-    found += moving_average_warnings(plan.strategy, plan.model, plan.workers)
+    found += moving_average_warnings(
+        plan.strategy,
+        plan.model,
+        plan.workers,
+        are_estimated=plan.estimates_averages,
+    )
     if plan.exchanges_gradients and plan.workers > 1:
         found += gradient_warnings(plan.model, plan.strategy.name)
     return found + plan.strategy.warnings(

@@ -119,6 +119,19 @@ class Decisions(ABC):
         return self.strategy.exchanges == "gradients"
 
     @property
+    def estimates_averages(self) -> bool:
+        """Whether moving averages of layers are estimated anew for the center.
+
+        It takes rows that can be read a second time, and in any order.
+        """
+        chunking = self.data.chunking
+        can_read = chunking is None or (
+            chunking.mixing == "rows" and not chunking.are_batches
+        )
+        can = can_read and self.model.can_estimate_averages
+        return self.strategy.moves_beyond and self.model.has_moving_averages and can
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether a second run with the same seed can give the same weights."""
         return is_repeatable(

@@ -45,6 +45,12 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
     if plan.choice:
         found.insert(0, ("strategy", plan.choice))
     found += _rate(plan)
+    if plan.estimates_averages:
+        found.append((
+            "averages",
+            "moving averages of BatchNormalization are estimated anew after each "
+            "epoch, from training samples that do not count",
+        ))  # fmt: skip
     if plan.machine.nodes and asked.servers > 1:
         found.append(("servers", _servers(plan)))
     if plan.data.validation_rows:

@@ -35,6 +35,7 @@ from shoal.training.epoch_validation import EpochValidation, named
 from shoal.training.evaluator import Score
 from shoal.training.hooks import BatchHooks
 from shoal.training.in_step import InStep
+from shoal.training.moving_averages import MovingAverages
 from shoal.training.progress import ProgressDisplay
 from shoal.training.resume_state import Diary, ResumeState
 from shoal.training.run_clock import RunClock
@@ -84,6 +85,7 @@ class Driver(Observer):
         self.follow(plan)
         self._copies = Copies()
         self._later: list[Record] = []
+        self.averages: MovingAverages | None = None
         self._best = BestModel(model, self._user, run)
         self._watch = ModelChanges(model, self._warn, self._user.keep_came)
         self._newest: Callable[[], tuple[Vector, Vector] | None] = lambda: None
@@ -443,6 +445,7 @@ class Driver(Observer):
         self._restore_state(end.optimizer_state)
         self._watch.write_later(end.changes)
         self._user.settle_steps(self._ticks())
+        self._estimate_averages()
         logs = self._metrics.end_epoch(end.metrics)
         logs.update(self.validation.logs(end.epoch, self.callbacks))
         self._epoch.logs, self._epoch.is_over = logs, True
@@ -458,6 +461,23 @@ class Driver(Observer):
             learning_rate=present_rate(self._model),
         )
         self._best.offer(self._plan.monitor, numbers)
+
+    def _estimate_averages(self) -> None:
+        """Sets the model's moving averages to those of its weights, if planned.
+
+        Workers keep theirs. A model that cannot compute here is trained all the same.
+        """
+        if self.averages is None:
+            return
+        try:
+            self.averages.estimate()
+        except Exception as error:  # code of the model, memory, a file
+            self.averages = None
+            self._warn(
+                "the moving averages of BatchNormalization cannot be estimated in this "
+                f"process ({type(error).__name__}: {error}). The model keeps the means "
+                'of the workers\', which fit other weights: see "Choose a strategy".'
+            )
 
     def _take_score(self, score: Score) -> None:
         """Adds a late score to the results of its epoch."""

@@ -58,6 +58,7 @@ from shoal.training.allocation import worker_environment_for
 from shoal.training.driver import Driver
 from shoal.training.driver_options import DriverOptions
 from shoal.training.evaluator import Evaluator
+from shoal.training.moving_averages import MovingAverages
 from shoal.training.resume_state import ResumeState
 from shoal.training.shared_rows import opening, write_data
 from shoal.vectors import (
@@ -279,6 +280,10 @@ def begin(
     A resumed run ignores that: its own state is newer.
     """
     work.model._initial_epoch = None
+    if plan.estimates_averages:
+        driver.averages = MovingAverages(
+            work.model, work.source, plan.worker_batch_size
+        )
     driver.begin()
     if driver.counts_steps and "plain" in plan.strategy.promises:
         # Hooks are called once an exchange; here an exchange changes no weight.

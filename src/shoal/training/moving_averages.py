@@ -1,0 +1,157 @@
+"""Moving averages of `BatchNormalization`, estimated anew for the present weights.
+
+Workers send the averages of what they saw, which belong to their own weights. Where
+the center moves beyond the workers' weights, averages are estimated here instead: the
+mean of the statistics of some batches of the training data, as the layers see them in
+training. This file decides which rows that are, and that nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import trees
+from shoal.data.chunks import ChunkedSource
+from shoal.data.sources import Batch, Source
+from shoal.models.inspection import averaging_layers
+
+MOST_ROWS = 2048
+"""Rows that are shown to the model. The error of a mean is 2 % of a deviation then."""
+MOST_BYTES = 128 << 20
+"""Memory of these rows, which stay for the whole run."""
+FEW_CHUNKS = 16
+"""Chunks that are read for them, if these have as many rows."""
+
+
+@final
+class MovingAverages:
+    """Estimates the moving averages of a model from training rows.
+
+    The rows do not count as trained. They lie evenly in the data, so that each batch
+    has rows of all its parts, and they are read once.
+
+    Args:
+        model: The user's model.
+        source: Source of the training data.
+        batch_size: Rows of a batch in training, on which variances depend.
+    """
+
+    def __init__(self, model: Any, source: Source, batch_size: int) -> None:
+        self._model, self._source, self._batch_size = model, source, batch_size
+        self._batches: list[Batch] = []
+        self._show: Callable[[Batch], Any] | None = None
+
+    def estimate(self) -> None:
+        """Sets the averages to those of the model's present weights.
+
+        Raises:
+            DataError: Rows cannot be read.
+        """
+        if self._show is None:
+            self._batches = read_batches(self._source, self._batch_size)
+            self._show = in_training(self._model)
+        layers = averaging_layers(self._model)
+        every = self._model.non_trainable_variables
+        before = [np.array(v.numpy()) for v in every]
+        try:
+            means = self._means(layers, self._show)
+        finally:
+            # Seeds of dropout and states of the user's own are as before, too.
+            for variable, value in zip(every, before, strict=True):
+                variable.assign(value)
+        for average, value in means:
+            average.assign(value)
+
+    def _means(
+        self, layers: Sequence[Any], show: Callable[[Batch], Any]
+    ) -> list[tuple[Any, npt.NDArray[Any]]]:
+        """Returns each average and the mean of its statistic over the batches."""
+        averages = [(layer, v) for layer in layers for v in _averages(layer)]
+        totals: list[Any] = [0.0] * len(averages)
+        for batch in self._batches:
+            for _, average in averages:
+                average.assign(np.zeros(average.shape, average.dtype))
+            show(batch)
+            for place, (layer, average) in enumerate(averages):
+                # A layer has computed m * 0 + (1 - m) * the statistic of the batch.
+                seen = np.asarray(average.numpy(), np.float64)
+                totals[place] += seen / (1.0 - layer.momentum)
+        return [
+            (average, (total / len(self._batches)).astype(average.dtype))
+            for (_, average), total in zip(averages, totals, strict=True)
+        ]
+
+
+def read_batches(source: Source, batch_size: int) -> list[Batch]:
+    """Reads inputs that lie evenly in a source, as batches of equal size.
+
+    Args:
+        source: Source of the rows.
+        batch_size: Rows of a batch; fewer only if the source has fewer.
+
+    Raises:
+        DataError: Rows cannot be read.
+    """
+    rows = len(source)
+    size = min(batch_size, rows)
+    each = max(1, source.size_bytes // max(1, rows))
+    most = min(rows, MOST_ROWS, MOST_BYTES // each)
+    count = max(1, most // size)
+    places = _spread(source, count * size).reshape(size, count)
+    # One call for all: a source keeps no chunk open between two.
+    found = source.take(np.sort(places, axis=None))
+    inputs = import_module("keras").utils.unpack_x_y_sample_weight(found)[0]
+    # Neighbours go to different batches: data may be sorted.
+    return [
+        trees.map_leaves(lambda array, b=b: array[b::count], inputs)
+        for b in range(count)
+    ]
+
+
+def _spread(source: Source, wanted: int) -> npt.NDArray[np.int64]:
+    """Returns numbers of rows, evenly spread over the source or over some chunks."""
+    rows = len(source)
+    if not isinstance(source, ChunkedSource):
+        return _evenly(rows, wanted)
+    sizes = source.chunk_rows
+    needed = -(-wanted * len(sizes) // rows)
+    chosen = _evenly(len(sizes), min(len(sizes), max(FEW_CHUNKS, needed)))
+    chunks = np.repeat(np.arange(len(sizes)), sizes)
+    found = np.flatnonzero(np.isin(chunks, chosen))
+    return found[_evenly(len(found), wanted)]
+
+
+def _evenly(rows: int, wanted: int) -> npt.NDArray[np.int64]:
+    """Returns so many numbers below `rows`, in order; some repeat if it has fewer."""
+    return np.arange(wanted, dtype=np.int64) * rows // wanted
+
+
+def in_training(model: Any) -> Callable[[Batch], Any]:
+    """Returns a function that computes a model's outputs as in training.
+
+    It changes what a layer changes in training, and no weights.
+    """
+    keras: Any = import_module("keras")
+
+    class InTraining(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def call(self, inputs: Any) -> Any:
+            # Keras needs something to return: outputs may have any structure.
+            outputs = self.inner(inputs, training=True)
+            return [keras.ops.sum(o) for o in keras.tree.flatten(outputs)]
+
+    shown = InTraining()
+    shown.run_eagerly = bool(model.run_eagerly)
+    return shown.predict_on_batch
+
+
+def _averages(layer: Any) -> Sequence[Any]:
+    return layer.moving_mean, layer.moving_variance

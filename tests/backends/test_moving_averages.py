@@ -1,0 +1,196 @@
+"""Moving averages that are estimated anew, with NumPy and Keras as the judges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as draw
+
+import shoal
+from shoal.data import ArraySource, open_files
+from shoal.runs.events import read_events
+from shoal.runs.folder import Folder
+from shoal.training import moving_averages
+from shoal.training.moving_averages import MovingAverages, read_batches
+from tests.habits.cases import assert_close
+
+ROWS, BATCH = 96, 16
+layers = keras.layers
+
+
+def rows(count: int = ROWS) -> tuple[Any, Any]:
+    x = np.random.default_rng(0).normal(3, 2, (count, 4)).astype("float32")
+    return x, (x.sum(axis=1, keepdims=True) > 12).astype("float32")
+
+
+def normed(**options: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(6, "relu"),
+            layers.BatchNormalization(momentum=0.9, **options),
+            layers.Dropout(0.5, seed=3),
+            layers.Dense(1, "sigmoid"),
+        ]
+    )
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def averages_of(model: Any) -> list[Any]:
+    norm = model.layers[1]
+    return [np.array(v.numpy()) for v in (norm.moving_mean, norm.moving_variance)]
+
+
+def seen_by(model: Any, batches: Sequence[Any]) -> list[Any]:
+    """Returns the means of what the layer sees in batches: by NumPy."""
+    kernel, bias = (np.array(v.numpy(), np.float64) for v in model.layers[0].weights)
+    seen = [np.maximum(np.asarray(b, np.float64) @ kernel + bias, 0) for b in batches]
+    means = np.mean([s.mean(axis=0) for s in seen], axis=0)
+    return [means, np.mean([s.var(axis=0) for s in seen], axis=0)]
+
+
+def test_averages_are_those_of_the_rows_and_nothing_else_changes() -> None:
+    model, (x, y) = normed(), rows()
+    source = ArraySource(x, y)
+    kept = {
+        id(v) for v in (model.layers[1].moving_mean, model.layers[1].moving_variance)
+    }
+    others = [
+        v for v in (*model.variables, *model.optimizer.variables) if id(v) not in kept
+    ]
+    before = [np.array(v.numpy()) for v in others]
+    averages = MovingAverages(model, source, BATCH)
+    for _ in range(2):
+        averages.estimate()
+        wanted = seen_by(model, read_batches(source, BATCH))
+        for found, value in zip(averages_of(model), wanted, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-5)
+        assert_close([np.array(v.numpy()) for v in others], before)
+        # The second time with other weights.
+        kernel = model.layers[0].kernel
+        kernel.assign(-kernel.numpy())
+        before = [np.array(v.numpy()) for v in others]
+
+
+def test_frozen_layers_keep_their_averages() -> None:
+    model, (x, y) = normed(), rows()
+    model.layers[1].trainable = False
+    before = averages_of(model)
+    MovingAverages(model, ArraySource(x, y), BATCH).estimate()
+    assert_close(averages_of(model), before)
+
+
+def test_a_model_that_fails_keeps_its_averages() -> None:
+    model, (x, y) = normed(), rows()
+    before = averages_of(model)
+    with pytest.raises(ValueError, match="shape"):
+        MovingAverages(model, ArraySource(x[:, :3], y), BATCH).estimate()
+    assert_close(averages_of(model), before)
+
+
+CASES = [(False, "inline")]
+if keras.backend.backend() == "jax":  # processes start fast there
+    CASES.append((True, "local"))
+
+
+@pytest.mark.parametrize(("late", "cluster"), CASES)
+def test_a_run_is_validated_and_ends_with_averages_of_its_weights(
+    late: bool, cluster: str
+) -> None:
+    model, (x, y) = normed(), rows()
+    seen: list[Any] = []
+    look = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(averages_of(model))
+    )
+    history = shoal.fit(
+        model, x, y, strategy="diloco:period=2", workers=2, epochs=3, batch_size=BATCH,
+        validation_data=(x, y), validation="async" if late else "blocking",
+        cluster=cluster, callbacks=[look], verbose=0, run=False,
+    )  # fmt: skip
+    wanted = seen_by(model, read_batches(ArraySource(x, y), BATCH))
+    for found, value in zip(averages_of(model), wanted, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-5)
+    assert_close(seen[-1], averages_of(model))
+    scores = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert history.history["val_loss"][-1] == pytest.approx(scores["loss"], rel=1e-4)
+
+
+def test_other_strategies_leave_averages_to_workers(monkeypatch: Any) -> None:
+    def estimate(self: MovingAverages) -> None:
+        raise AssertionError("estimated")
+
+    monkeypatch.setattr(MovingAverages, "estimate", estimate)
+    (x, y), model = rows(), normed()
+    shoal.fit(
+        model, x, y, strategy="aeasgd", workers=2, batch_size=BATCH, cluster="inline",
+        verbose=0, run=False,
+    )  # fmt: skip
+    assert not np.allclose(averages_of(model)[0], 0)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="no part of a backend")
+def test_a_run_goes_on_where_averages_cannot_be_estimated(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    def fail(model: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(moving_averages, "in_training", fail)
+    (x, y), model = rows(), normed()
+    history = shoal.fit(
+        model, x, y, strategy="async_diloco:period=2", workers=2, batch_size=BATCH,
+        epochs=2, cluster="inline", verbose=0, run=tmp_path,
+    )  # fmt: skip
+    events = read_events(Folder.at(history.run.url))
+    told = [e["text"] for e in events if e["kind"] == "warning"]
+    assert len([t for t in told if "MemoryError: no room" in t]) == 1
+    assert history.run.summary().samples_committed == 2 * ROWS
+
+
+@given(
+    count=draw.integers(1, 300), size=draw.integers(1, 40), most=draw.integers(1, 200)
+)
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="no part of a backend")
+def test_batches_lie_evenly_in_the_data(count: int, size: int, most: int) -> None:
+    """Sorted rows are in each batch from all parts of the data."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(moving_averages, "MOST_ROWS", most)
+        x = np.arange(count, dtype="float32")[:, None]
+        batches = read_batches(ArraySource(x, x), size)
+    assert {len(b) for b in batches} == {min(size, count)}
+    together = np.concatenate(batches)[:, 0]
+    assert len(together) <= max(most, min(size, count))
+    assert len(set(together)) == len(together)
+    steps = np.diff(np.sort(together))
+    assert not len(steps) or steps.max() <= -(-count // len(together))
+    for batch in batches:
+        steps = np.diff(batch[:, 0])
+        assert not len(steps) or steps.max() <= -(-count // len(batch)) + 1
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="no part of a backend")
+def test_few_of_many_files_are_read(monkeypatch: Any, tmp_path: Path) -> None:
+    for number in range(40):
+        values = np.full((50, 2), number, "float32")
+        np.savez(tmp_path / f"{number:02}.npz", x=values, y=values[:, :1])
+    source = open_files(str(tmp_path / "*.npz"))
+    monkeypatch.setattr(moving_averages, "MOST_ROWS", 160)
+    found = np.concatenate(read_batches(source, 8))[:, 0]
+    assert len(found) == 160
+    files = sorted(set(found))
+    assert len(files) == moving_averages.FEW_CHUNKS
+    assert np.diff([0, *files, 39]).max() <= 3
+    # Where files are small, more of them are read.
+    monkeypatch.setattr(moving_averages, "MOST_ROWS", 1200)
+    found = np.concatenate(read_batches(source, 8))[:, 0]
+    assert len(found) == 1200
+    assert len(set(found)) == 24
