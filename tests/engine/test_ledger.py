@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -68,12 +69,38 @@ class LedgerMachine(RuleBasedStateMachine):
         self.free: dict[int, set[int]] = {}
         self.done: dict[int, set[int]] = {}
         self.held: dict[int, set[tuple[int, int]]] = {}
+        self.closed = set[int]()
 
-    @rule(epoch=st.integers(0, 3), rows=st.integers(0, 30))
+    @rule(epoch=st.integers(0, 9), rows=st.sampled_from([0, 1, 1, 2, 30]))
     def open(self, epoch: int, rows: int) -> None:
         if epoch not in self.free:
             self.free[epoch], self.done[epoch] = set(range(rows)), set()
         self.ledger.open(epoch, rows)
+
+    @rule(epoch=st.integers(0, 9), rows=st.integers(1, 2))
+    def open_complete_and_close(self, epoch: int, rows: int) -> None:
+        if epoch not in self.free:
+            self.open(epoch, rows)
+            self.take(9, leased(self.ledger, rows, owner=9, epoch=epoch))
+            assert self.ledger.commit(9, self.ledger.held(9))
+            self.done[epoch] = {row for e, row in self.held.pop(9) if e == epoch}
+            self.close()
+
+    @rule()
+    def close(self) -> None:
+        for epoch in self.ledger.active:
+            if self.ledger.is_done(epoch):
+                self.ledger.close(epoch)
+                self.closed.add(epoch)
+
+    @rule(epoch=st.integers(0, 11), rows=st.integers(1, 3))
+    def find_what_another_has_opened(self, epoch: int, rows: int) -> None:
+        other = Ledger.from_json(self.ledger.to_json())
+        other.open(epoch, rows)
+        missing = [epoch] if epoch not in self.free else []
+        assert self.ledger.missing(other) == missing
+        assert other.missing(self.ledger) == []
+        assert Ledger().missing(other) == other.epochs
 
     def take(self, owner: int, piece: Piece) -> None:
         rows = set(range(piece.start, piece.stop))
@@ -152,7 +179,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 3))
     def cut(self, epoch: int) -> None:
-        if epoch in self.free:
+        if epoch in self.ledger.active:
             self.ledger.cut(epoch)
             self.free[epoch] = set()
 
@@ -165,10 +192,17 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         ledger = self.ledger
-        assert ledger.epochs == ledger.active == sorted(self.free)
+        assert ledger.epochs == sorted(self.free)
+        assert ledger.active == sorted({*self.free} - self.closed)
+        assert ledger.newest == max(self.free, default=None)
         for epoch, free in self.free.items():
             assert ledger.free(epoch) == len(free)
             assert ledger.committed(epoch) == len(self.done[epoch])
+            bounds = ledger.done(epoch)
+            rows = [
+                range(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)
+            ]
+            assert {row for part in rows for row in part} == self.done[epoch]
             held = any(e == epoch for h in self.held.values() for e, _ in h)
             assert ledger.is_done(epoch) == (not free and not held)
         for owner, held in self.held.items():
@@ -180,10 +214,32 @@ LedgerMachine.TestCase.settings = settings(max_examples=60)
 TestLedgerMachine = LedgerMachine.TestCase
 
 
-def leased(ledger: Ledger, rows: int) -> Piece:
-    piece = ledger.lease(0, 0, rows)
+def leased(ledger: Ledger, rows: int, owner: int = 0, epoch: int = 0) -> Piece:
+    piece = ledger.lease(owner, epoch, rows)
     assert piece is not None
     return piece
+
+
+def test_a_run_of_many_epochs_has_a_small_checkpoint() -> None:
+    ledger = Ledger()
+    sizes = [len(json.dumps(ledger.to_json()))]
+    for epoch in range(1_000):
+        ledger.open(epoch, 64)
+        assert ledger.commit(0, [leased(ledger, 64, epoch=epoch)])
+        ledger.close(epoch)
+        sizes.append(len(json.dumps(ledger.to_json())))
+    assert max(sizes) < sizes[0] + 100
+    # A checkpoint of an older version has a book for each.
+    books = {str(e): {"rows": 64, "free": [], "done": [0, 64]} for e in range(1_000)}
+    older = Ledger.from_json({"books": books, "active": [], "leases": {}})
+    assert {**older.to_json(), "leases": {"0": []}} == ledger.to_json()
+
+
+@pytest.mark.parametrize("closed", [[[3, 1, 5]], [[2, 4, 5], [0, 3, 5]], [[0, "a", 5]]])
+def test_ranges_that_no_ledger_wrote_are_refused(closed: list[Any]) -> None:
+    document = {**Ledger().to_json(), "closed": closed}
+    with pytest.raises((ValueError, TypeError)):
+        Ledger.from_json(document)
 
 
 def test_closed_epochs_cost_no_search_and_still_count() -> None:

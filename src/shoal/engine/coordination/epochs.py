@@ -53,8 +53,8 @@ class Epochs:
 
     def open_next(self) -> None:
         """Without a barrier the next epoch opens while the last one drains."""
-        rules, opened = self._rules, self.ledger.epochs
-        upcoming = max(opened, default=rules.first_epoch - 1) + 1
+        rules, newest = self._rules, self.ledger.newest
+        upcoming = rules.first_epoch if newest is None else newest + 1
         if upcoming <= self._allowed and upcoming < rules.epochs and not self.has_data:
             self.ledger.open(upcoming, rules.rows_of(upcoming))
 
@@ -124,7 +124,7 @@ class Epochs:
         ledger = Ledger() if self._saved is None else Ledger.from_json(self._saved[0])
         ledger.release_all()
         # Epochs that were opened since then stay open, with all their samples free.
-        for epoch in self.ledger.epochs:
+        for epoch in ledger.missing(self.ledger):
             ledger.open(epoch, self._rules.rows_of(epoch))
         return ledger
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 
@@ -93,8 +94,19 @@ class EpochBook:
     committed: Ranges = field(default_factory=Ranges)
 
 
+class ClosedEpochs(NamedTuple):
+    """Complete epochs, one after the other, of the same size: `first <= e < stop`."""
+
+    first: int
+    stop: int
+    rows: int
+
+
 class Ledger:
     """Leases and commits of every open epoch.
+
+    Closed epochs are kept as ranges, so that a run of very many epochs costs
+    checkpoints no more than one of few.
 
     Example:
         >>> ledger = Ledger()
@@ -110,20 +122,59 @@ class Ledger:
 
     def __init__(self) -> None:
         self._books: dict[int, EpochBook] = {}
+        self._closed: list[ClosedEpochs] = []
         self._leases: dict[int, list[Piece]] = {}
         self._active: list[int] = []
 
     def open(self, epoch: int, rows: int) -> None:
-        """Makes all samples of an epoch free to lease, unless it is open already."""
-        if epoch not in self._books:
+        """Makes all samples of an epoch free to lease, unless it was opened before."""
+        if not self._has(epoch):
             book = self._books[epoch] = EpochBook(rows=rows, free=Ranges())
             book.free.add(0, rows)
             insort(self._active, epoch)
 
+    def _place(self, epoch: int) -> int | None:
+        """Returns which range of closed epochs has this one."""
+        place = bisect_right(self._closed, epoch, key=lambda run: run.first) - 1
+        return place if place >= 0 and epoch < self._closed[place].stop else None
+
+    def _book(self, epoch: int) -> EpochBook:
+        """Returns the book of an epoch, made anew if it is closed."""
+        book = self._books.get(epoch)
+        if book is not None:
+            return book
+        place = self._place(epoch)
+        if place is None:
+            raise KeyError(epoch)
+        rows = self._closed[place].rows
+        return EpochBook(rows=rows, free=Ranges(), committed=Ranges([0, rows]))
+
     @property
     def epochs(self) -> list[int]:
         """Every epoch that was opened, in order."""
-        return sorted(self._books)
+        closed = (range(run.first, run.stop) for run in self._closed)
+        return sorted(chain(self._books, *closed))
+
+    def missing(self, other: Ledger) -> list[int]:
+        """Epochs that were opened in another ledger, and not in this one."""
+        found = [e for e in other._books if not self._has(e)]
+        for run in other._closed:
+            epoch = run.first
+            while epoch < run.stop:
+                place = self._place(epoch)
+                if place is None and not self._has(epoch):
+                    found.append(epoch)
+                epoch = epoch + 1 if place is None else self._closed[place].stop
+        return sorted(found)
+
+    def _has(self, epoch: int) -> bool:
+        return epoch in self._books or self._place(epoch) is not None
+
+    @property
+    def newest(self) -> int | None:
+        """The last epoch that was opened; None if there is none."""
+        ends = [*self._books, *(run.stop - 1 for run in self._closed[-1:])]
+        return max(ends, default=None)
 
     @property
     def active(self) -> list[int]:
@@ -133,6 +184,24 @@ class Ledger:
     def close(self, epoch: int) -> None:
         """Takes a finished epoch off the list of active ones."""
         self._active.remove(epoch)
+        self._fold(epoch)
+
+    def _fold(self, epoch: int) -> None:
+        """Keeps a closed epoch as part of a range, unless it was cut."""
+        book = self._books[epoch]
+        if book.committed.bounds != [0, book.rows]:
+            return
+        del self._books[epoch]
+        runs, rows = self._closed, book.rows
+        place = bisect_right(runs, epoch, key=lambda run: run.first)
+        first, stop = epoch, epoch + 1
+        if place < len(runs) and (runs[place].first, runs[place].rows) == (stop, rows):
+            stop = runs.pop(place).stop
+        before = runs[place - 1] if place else None
+        if before is not None and (before.stop, before.rows) == (first, rows):
+            place, first = place - 1, before.first
+            del runs[place]
+        runs.insert(place, ClosedEpochs(first, stop, rows))
 
     def cut(self, epoch: int) -> None:
         """Shrinks an epoch to the samples that are leased or committed."""
@@ -144,7 +213,7 @@ class Ledger:
 
     def free(self, epoch: int) -> int:
         """Samples of an epoch that are neither leased nor committed."""
-        return len(self._books[epoch].free)
+        return len(self._book(epoch).free)
 
     def first(self, epoch: int) -> int:
         """The first free position of an epoch; it must have one."""
@@ -152,27 +221,27 @@ class Ledger:
 
     def run(self, epoch: int) -> int:
         """Free samples of an epoch that are contiguous at its first gap."""
-        return self._books[epoch].free.run
+        return self._book(epoch).free.run
 
     def committed(self, epoch: int) -> int:
         """Committed samples of an epoch."""
-        return len(self._books[epoch].committed)
+        return len(self._book(epoch).committed)
 
     def done(self, epoch: int) -> list[int]:
         """The committed samples of an epoch: start, stop, start, stop, in order."""
-        return list(self._books[epoch].committed.bounds)
+        return list(self._book(epoch).committed.bounds)
 
     def rows(self, epoch: int) -> int:
         """Samples of an epoch."""
-        return self._books[epoch].rows
+        return self._book(epoch).rows
 
     def is_done(self, epoch: int) -> bool:
         """Whether every sample of an epoch is committed."""
-        return self.committed(epoch) == self._books[epoch].rows
+        return self.committed(epoch) == self._book(epoch).rows
 
     def runs(self, epoch: int) -> list[tuple[int, int]]:
         """The free samples of an epoch as (start, stop), in order."""
-        bounds = self._books[epoch].free.bounds
+        bounds = self._book(epoch).free.bounds
         return list(zip(bounds[::2], bounds[1::2], strict=True))
 
     def lease(
@@ -189,7 +258,7 @@ class Ledger:
         Returns:
             None if nothing is free there.
         """
-        taken = self._books[epoch].free.take(count, start)
+        taken = self._book(epoch).free.take(count, start)
         return None if taken is None else self._grant(owner, epoch, *taken, step_rows=0)
 
     def deal(
@@ -208,7 +277,7 @@ class Ledger:
             exchanges_gradients: The pieces are the shares of one step.
         """
         wanted = list(counts)
-        taken = self._books[epoch].free.take(sum(rows for _, rows in wanted))
+        taken = self._book(epoch).free.take(sum(rows for _, rows in wanted))
         if taken is None:
             return []
         start, stop = taken
@@ -303,6 +372,7 @@ class Ledger:
                 }
                 for epoch, book in self._books.items()
             },
+            "closed": [list(run) for run in self._closed],
             "active": list(self._active),
             "leases": {
                 str(owner): [list(p) for p in pieces]
@@ -314,6 +384,10 @@ class Ledger:
     def from_json(cls, data: dict[str, Any]) -> Ledger:
         """The inverse of `to_json`."""
         ledger = cls()
+        ledger._closed = [ClosedEpochs(*run) for run in data.get("closed", [])]
+        bounds = [bound for run in ledger._closed for bound in run[:2]]
+        if bounds != sorted(bounds):
+            raise ValueError(f"closed epochs {ledger._closed!r:.80}")
         for epoch, book in data["books"].items():
             ledger._books[int(epoch)] = EpochBook(
                 rows=book["rows"],
@@ -321,6 +395,9 @@ class Ledger:
                 committed=Ranges(list(book["done"])),
             )
         ledger._active = list(data["active"])
+        # Those of older versions have books of closed epochs, too.
+        for epoch in sorted({*ledger._books} - {*ledger._active}):
+            ledger._fold(epoch)
         for owner, pieces in data["leases"].items():
             ledger._leases[int(owner)] = [Piece(*p) for p in pieces]
         return ledger
