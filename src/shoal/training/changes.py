@@ -204,7 +204,7 @@ class ModelChanges:
             self._before.setdefault(one, mark)
             if one.key.kind == FIXED:
                 old = mark.token if self._backend == "jax" else mark.value
-                self._keep_came(one.key.number, old)
+                self._keep_came(one.key.number, None if is_deleted(old) else old)
 
     def _mark(self, one: Watched) -> Mark:
         variable = one.variable
@@ -221,9 +221,9 @@ class ModelChanges:
         """Whether a variable differs from its mark."""
         if self._backend == "jax":
             now = getattr(one.variable, "_value", None)
-            return now is not mark.token and not _is_same(
-                np.asarray(now), np.asarray(mark.token)
-            )
+            if now is mark.token or is_deleted(mark.token):
+                return now is not mark.token
+            return not _is_same(np.asarray(now), np.asarray(mark.token))
         if mark.value is not None:
             return not _is_same(one.value, mark.value)
         if self._backend == "torch":
@@ -332,6 +332,11 @@ class ModelChanges:
         if text not in self._told:
             self._told.add(text)
             self._warn(text)
+
+
+def is_deleted(array: Any) -> bool:
+    """Whether a step of Keras on JAX has taken the memory of an array for another."""
+    return bool(getattr(array, "is_deleted", bool)())
 
 
 def _is_same(one: Any, other: Any) -> bool:

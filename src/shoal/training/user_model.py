@@ -31,6 +31,7 @@ from shoal.optimizers import (
     step_of,
 )
 from shoal.training.callback_state import FixedVariables, checks_of
+from shoal.training.changes import is_deleted
 from shoal.vectors import (
     Layout,
     Vector,
@@ -86,7 +87,9 @@ class UserModel:
         self._came: dict[int, Any] = {}
         """Initial values of the local variables that workers have changed."""
         self._checks: dict[int, int] = {}
-        self._known: Vector | None = None
+        self._are_frozen = import_module("keras").config.backend() == "jax"
+        """Whether a value of a variable never changes: another one is another array."""
+        self._known: list[Any] = []
 
     def keep_came(self, place: int, value: Any) -> None:
         """Notes a callback's change of a local variable; workers have the old value."""
@@ -140,14 +143,19 @@ class UserModel:
         else:
             self.adopt(vector, statistics)
         # Narrow weights are rounded: the values read differ from those written.
-        self._known = self._layout.gather(self._weights)
+        self._known = self._values()
+
+    def _values(self) -> list[Any]:
+        """Returns the weights: the arrays themselves where nothing changes them."""
+        if self._are_frozen:
+            return [variable._value for variable in self._weights]
+        return [self._layout.gather(self._weights)]
 
     def is_changed(self) -> bool:
         """Whether the weights were changed since `remember`."""
-        now = self._layout.gather(self._weights)
-        return self._known is not None and not np.array_equal(
-            now, self._known, equal_nan=True
-        )
+        pairs = zip(self._values(), self._known, strict=False)
+        others = [(now, known) for now, known in pairs if now is not known]
+        return not all(_are_equal(now, known) for now, known in others)
 
     def restore_state(self, blob: bytes) -> str | None:
         """Restores a worker's optimizers and local state, except rates set here.
@@ -276,6 +284,14 @@ def _counts(optimizers: Sequence[Any], applied: Sequence[int]) -> list[_Count]:
         for step in (step_of(optimizer), *inner):
             found[id(step)] = _Count(step=step, times=times)
     return list(found.values())
+
+
+def _are_equal(now: Any, known: Any) -> bool:
+    if is_deleted(known):
+        return False
+    return np.array_equal(
+        np.asarray(now, np.float32), np.asarray(known, np.float32), equal_nan=True
+    )
 
 
 def _number(variable: Any) -> float:
