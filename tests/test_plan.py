@@ -213,21 +213,30 @@ def test_a_period_that_is_named_is_obeyed(made: type[Strategy]):
         assert "usually" not in found.explain()
 
 
-@pytest.mark.parametrize("strategy", [DiLoCo(), AsyncDiLoCo(), LocalSGD(), AEASGD()])
+AVERAGED: list[Strategy] = [
+    DiLoCo(),
+    AsyncDiLoCo(),
+    DynSGD(),
+    LocalSGD(),
+    AEASGD(),
+]
+
+
+@pytest.mark.parametrize("strategy", AVERAGED)
 def test_moving_averages_that_fit_other_weights_are_told(strategy: Strategy):
     """Where they cannot be estimated anew."""
     normed = replace(MODEL, has_moving_averages=True)
     for workers in (1, 2, 4, 5):
         for model in (MODEL, normed):
-            told = " ".join(plan(strategy, workers=workers, model=model).warnings)
-            is_far = strategy.name in ("diloco", "async_diloco") and workers in (2, 4)
-            assert ("moving averages" in told) is (is_far and model is normed)
+            found = plan(strategy, workers=workers, model=model)
+            assert not found.estimates_averages
+            is_far = strategy.name in ("diloco", "async_diloco", "dynsgd")
+            is_told = is_far and workers in (2, 4) and model is normed
+            assert ("to which the averages" in " ".join(found.warnings)) is is_told
 
 
-@pytest.mark.parametrize("strategy", [DiLoCo(), AsyncDiLoCo(), LocalSGD(), AEASGD()])
-def test_moving_averages_are_estimated_where_the_center_moves_beyond(
-    strategy: Strategy,
-):
+@pytest.mark.parametrize("strategy", [*AVERAGED, AllReduce(), Ensemble(), Single()])
+def test_moving_averages_are_estimated_where_weights_are_mixed(strategy: Strategy):
     normed = replace(MODEL, has_moving_averages=True, can_estimate_averages=True)
     chunking = Chunking(rows=(5_000, 5_000))
     readable = [None, chunking]
@@ -238,13 +247,15 @@ def test_moving_averages_are_estimated_where_the_center_moves_beyond(
     ]
     for model in (MODEL, normed):
         for chunks in (*readable, *others):
-            data = replace(DATA, chunking=chunks)
-            found = plan(strategy, workers=2, model=model, data=data)
-            wanted = strategy.moves_beyond and model is normed and chunks in readable
-            assert found.estimates_averages is wanted
-            assert ("estimated anew after each epoch" in found.explain()) is wanted
-            left = strategy.moves_beyond and model is normed and chunks in others
-            assert ("to which the averages" in " ".join(found.warnings)) is left
+            for workers in (1, *(() if strategy.name == "single" else (2,))):
+                data = replace(DATA, chunking=chunks)
+                found = plan(strategy, workers=workers, model=model, data=data)
+                # The center of one worker has its weights under these two.
+                is_own = workers == 1 and strategy.name in ("dynsgd", "local_sgd")
+                is_mixed = strategy in AVERAGED and not is_own
+                wanted = is_mixed and model is normed and chunks in readable
+                assert found.estimates_averages is wanted
+                assert ("estimated anew after each epoch" in found.explain()) is wanted
 
 
 def test_a_pull_that_is_named_leaves_the_period():

@@ -89,6 +89,20 @@ def test_frozen_layers_keep_their_averages() -> None:
     assert_close(averages_of(model), before)
 
 
+def test_frozen_weights_are_not_copied() -> None:
+    """They may be far larger than all that is trained."""
+    model, (x, y) = normed(), rows()
+    model.layers[0].trainable = False
+    states = {v.path for v in moving_averages._states(model)}
+    kept = {v.path for v in model.layers[1].non_trainable_variables}
+    assert kept <= states
+    assert not states & {v.path for v in model.layers[0].weights}
+    assert any("seed" in path for path in states)
+    before = model.layers[0].get_weights()
+    MovingAverages(model, ArraySource(x, y), BATCH).estimate()
+    assert_close(model.layers[0].get_weights(), before)
+
+
 def test_a_model_that_fails_keeps_its_averages() -> None:
     model, (x, y) = normed(), rows()
     before = averages_of(model)
@@ -124,17 +138,19 @@ def test_a_run_is_validated_and_ends_with_averages_of_its_weights(
     assert history.history["val_loss"][-1] == pytest.approx(scores["loss"], rel=1e-4)
 
 
-def test_other_strategies_leave_averages_to_workers(monkeypatch: Any) -> None:
+def test_one_worker_keeps_averages_as_keras_does(monkeypatch: Any) -> None:
     def estimate(self: MovingAverages) -> None:
         raise AssertionError("estimated")
 
     monkeypatch.setattr(MovingAverages, "estimate", estimate)
     (x, y), model = rows(), normed()
     shoal.fit(
-        model, x, y, strategy="aeasgd", workers=2, batch_size=BATCH, cluster="inline",
-        verbose=0, run=False,
+        model, x, y, strategy="local_sgd", workers=1, batch_size=BATCH,
+        cluster="inline", shuffle=False, verbose=0, run=False,
     )  # fmt: skip
-    assert not np.allclose(averages_of(model)[0], 0)
+    plain = normed()
+    plain.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    assert_close(averages_of(model), averages_of(plain))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="no part of a backend")

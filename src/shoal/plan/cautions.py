@@ -156,10 +156,10 @@ def moving_average_warnings(
         return []
     return [
         "the model has layers with moving averages, such as BatchNormalization, and "
-        f"{strategy.name} moves the weights beyond those of its workers, to which the "
-        "averages belong. They are not estimated anew here, as the layers or the "
+        f"{strategy.name} moves the weights away from those of its workers, to which "
+        "the averages belong. They are not estimated anew here, as the layers or the "
         "training step are not Keras' own, or the data is read in its own order. With "
-        "2 workers on CIFAR-10 that lost 4 to 5 points of accuracy. Choose aeasgd or "
+        "2 workers on CIFAR-10 that lost 3 to 6 points of accuracy. Choose aeasgd or "
         'local_sgd, or estimate them after training: see "Choose a strategy".'
     ]
 

@@ -122,14 +122,18 @@ class Decisions(ABC):
     def estimates_averages(self) -> bool:
         """Whether moving averages of layers are estimated anew for the center.
 
-        It takes rows that can be read a second time, and in any order.
+        They are if its weights are not those of a worker. It takes rows that can be
+        read a second time, and in any order.
         """
-        chunking = self.data.chunking
+        strategy, chunking = self.strategy, self.data.chunking
+        are_exchanged = strategy.exchanges == "weights" and not strategy.is_independent
+        is_plain = self.most_workers == 1 and "plain" in strategy.promises
         can_read = chunking is None or (
             chunking.mixing == "rows" and not chunking.are_batches
         )
-        can = can_read and self.model.can_estimate_averages
-        return self.strategy.moves_beyond and self.model.has_moving_averages and can
+        model = self.model
+        can = can_read and model.has_moving_averages and model.can_estimate_averages
+        return are_exchanged and not is_plain and can
 
     @property
     def is_repeatable(self) -> bool:

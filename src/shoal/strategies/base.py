@@ -146,9 +146,9 @@ class Strategy(ABC):
     the square root of the number of workers by default; None: it never does. For rules
     that average workers, which is a step of a batch that many times as large."""
     moves_beyond: ClassVar[bool] = False
-    """Whether the center moves further than its workers have been, by a momentum of its
-    own: moving averages of layers, which are means of the workers', then fit other
-    weights than those of the center."""
+    """Whether the center moves elsewhere than its workers have been, by a momentum of
+    its own or by several changes one after the other: moving averages of layers, which
+    are means of the workers', then fit other weights than those of the center."""
     promises: ClassVar[frozenset[str]] = frozenset()
     """Laws of `shoal.testing` for this strategy besides those for all: "plain" (one
     worker, period 1 equals plain training), "conserves" (an exchange keeps the sum of

@@ -56,6 +56,7 @@ class DynSGD(ServerStrategy):
     message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
     scales_rate_from: ClassVar[int | None] = 1
+    moves_beyond: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 
     period: int = UsualPeriod(20)

@@ -56,7 +56,7 @@ class MovingAverages:
             self._batches = read_batches(self._source, self._batch_size)
             self._show = in_training(self._model)
         layers = averaging_layers(self._model)
-        every = self._model.non_trainable_variables
+        every = _states(self._model)
         before = [np.array(v.numpy()) for v in every]
         try:
             means = self._means(layers, self._show)
@@ -151,6 +151,13 @@ def in_training(model: Any) -> Callable[[Batch], Any]:
     shown = InTraining()
     shown.run_eagerly = bool(model.run_eagerly)
     return shown.predict_on_batch
+
+
+def _states(model: Any) -> list[Any]:
+    """Returns what a step may change besides weights: no weights that are frozen."""
+    own = [v for layer in model._flatten_layers() for v in layer._trainable_variables]
+    weights = {id(v) for v in own}
+    return [v for v in model.non_trainable_variables if id(v) not in weights]
 
 
 def _averages(layer: Any) -> Sequence[Any]:
