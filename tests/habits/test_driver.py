@@ -220,6 +220,46 @@ def test_a_plan_that_a_callback_changed_is_followed(
     assert "of 96 samples" in case.driver.interrupt(None)
 
 
+class Looks(keras.callbacks.Callback):
+    """Evaluates the model and predicts, which Keras does with memory of its own."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.evaluate(*data(8), verbose=0)
+        self.model.predict(data(8)[0], verbose=0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.on_epoch_end(0)
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd:period=1", "all_reduce"])
+def test_a_callback_that_evaluates_and_predicts_changes_nothing(strategy: str) -> None:
+    def trained(*callbacks: Any) -> tuple[Any, Any]:
+        keras.utils.set_random_seed(3)
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                layers.Dense(8),
+                layers.BatchNormalization(),
+                layers.Dropout(0.3, seed=1),
+                layers.Dense(2, activation="softmax"),
+            ]
+        )
+        model.compile("adam", "sparse_categorical_crossentropy")
+        history = shoal.fit(
+            model, *data(ROWS), strategy=strategy, workers=2, batch_size=25, epochs=3,
+            cluster="inline", shuffle=False, seed=1, callbacks=[*callbacks], verbose=0,
+        )  # fmt: skip
+        return history, model.get_weights()
+
+    history, weights = trained(Looks())
+    assert not history.run.summary().warnings
+    plain, expected = trained()
+    np.testing.assert_allclose(history.history["loss"], plain.history["loss"], 1e-5)
+    for mine, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
 def double(model: Any) -> None:
     model.set_weights([2 * w for w in model.get_weights()])
 

@@ -17,8 +17,14 @@ from shoal.optimizers import counted, optimizers_of
 
 Plain: TypeAlias = bool | int | float | str | None
 PLAIN = (bool, int, float, str, type(None))
-OF_KERAS = frozenset({"stop_training", "built", "compiled", "steps_per_execution"})
-"""Attributes that Keras sets while a model trains."""
+OF_KERAS = frozenset(
+    {
+        "stop_training", "stop_evaluating", "stop_predicting",
+        "train_function", "test_function", "predict_function",
+        "built", "compiled", "steps_per_execution",
+    }
+)  # fmt: skip
+"""Attributes that Keras sets while a model trains, is evaluated or predicts."""
 
 TRAINABLE = "_trainable"
 

@@ -203,14 +203,15 @@ class ModelChanges:
             self.has_set = True
             self._before.setdefault(one, mark)
             if one.key.kind == FIXED:
-                old = mark.token if self._backend == "jax" else mark.value
-                self._keep_came(one.key.number, None if is_deleted(old) else old)
+                is_jax = self._backend == "jax"
+                old = newest_of(mark) if is_jax else mark.value
+                self._keep_came(one.key.number, old)
 
     def _mark(self, one: Watched) -> Mark:
         variable = one.variable
         value = getattr(variable, "_value", None)
         if self._backend == "jax":
-            return Mark(value, None)
+            return mark_of(value)
         size = int(np.prod(tuple(variable.shape), dtype=np.int64))
         if self._backend == "torch":
             token = id(value), getattr(value, "_version", None)
@@ -220,10 +221,7 @@ class ModelChanges:
     def _is_other(self, one: Watched, mark: Mark, written: set[int]) -> bool:
         """Whether a variable differs from its mark."""
         if self._backend == "jax":
-            now = getattr(one.variable, "_value", None)
-            if now is mark.token or is_deleted(mark.token):
-                return now is not mark.token
-            return not _is_same(np.asarray(now), np.asarray(mark.token))
+            return differs(getattr(one.variable, "_value", None), mark)
         if mark.value is not None:
             return not _is_same(one.value, mark.value)
         if self._backend == "torch":
@@ -334,9 +332,39 @@ class ModelChanges:
             self._warn(text)
 
 
-def is_deleted(array: Any) -> bool:
-    """Whether a step of Keras on JAX has taken the memory of an array for another."""
-    return bool(getattr(array, "is_deleted", bool)())
+def mark_of(array: Any, *, is_whole: bool = False) -> Mark:
+    """Returns a mark of an array of JAX, which identifies its value by itself.
+
+    `evaluate`, `predict` and `fit` of Keras take the memory of the arrays that they are
+    given, which are deleted then. NumPy's view of an array on the CPU prevents that;
+    from other devices small ones are copied.
+
+    Args:
+        array: A value of a variable.
+        is_whole: Whether to copy large ones too.
+    """
+    is_here = all(device.platform == "cpu" for device in array.devices())
+    is_small = array.nbytes <= SMALL_BYTES
+    return Mark(array, np.asarray(array) if is_here or is_small or is_whole else None)
+
+
+def newest_of(mark: Mark) -> Any:
+    """Returns the value that was marked, None if it was deleted."""
+    if mark.value is not None:
+        return mark.value
+    return None if mark.token.is_deleted() else np.asarray(mark.token)
+
+
+def differs(array: Any, mark: Mark) -> bool:
+    """Whether an array of JAX has another value than the one that was marked.
+
+    A deleted one counts as equal: Keras' `evaluate` and `predict` replace it by its
+    copy.
+    """
+    if array is mark.token:
+        return False
+    value = newest_of(mark)
+    return value is not None and not _is_same(np.asarray(array), value)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -31,7 +31,7 @@ from shoal.optimizers import (
     step_of,
 )
 from shoal.training.callback_state import FixedVariables, checks_of
-from shoal.training.changes import is_deleted
+from shoal.training.changes import differs, mark_of
 from shoal.vectors import (
     Layout,
     Vector,
@@ -143,19 +143,18 @@ class UserModel:
         else:
             self.adopt(vector, statistics)
         # Narrow weights are rounded: the values read differ from those written.
-        self._known = self._values()
-
-    def _values(self) -> list[Any]:
-        """Returns the weights: the arrays themselves where nothing changes them."""
         if self._are_frozen:
-            return [variable._value for variable in self._weights]
-        return [self._layout.gather(self._weights)]
+            self._known = [mark_of(v._value, is_whole=True) for v in self._weights]
+        else:
+            self._known = [self._layout.gather(self._weights)]
 
     def is_changed(self) -> bool:
         """Whether the weights were changed since `remember`."""
-        pairs = zip(self._values(), self._known, strict=False)
-        others = [(now, known) for now, known in pairs if now is not known]
-        return not all(_are_equal(now, known) for now, known in others)
+        if self._are_frozen:
+            pairs = zip(self._weights, self._known, strict=False)
+            return any(differs(v._value, mark) for v, mark in pairs)
+        now = self._layout.gather(self._weights)
+        return any(not np.array_equal(now, k, equal_nan=True) for k in self._known)
 
     def restore_state(self, blob: bytes) -> str | None:
         """Restores a worker's optimizers and local state, except rates set here.
@@ -284,14 +283,6 @@ def _counts(optimizers: Sequence[Any], applied: Sequence[int]) -> list[_Count]:
         for step in (step_of(optimizer), *inner):
             found[id(step)] = _Count(step=step, times=times)
     return list(found.values())
-
-
-def _are_equal(now: Any, known: Any) -> bool:
-    if is_deleted(known):
-        return False
-    return np.array_equal(
-        np.asarray(now, np.float32), np.asarray(known, np.float32), equal_nan=True
-    )
 
 
 def _number(variable: Any) -> float:
