@@ -56,7 +56,7 @@ class ModelFacts:
         has_moving_averages: Whether layers keep moving averages of what they see, as
             `BatchNormalization` does where it is not frozen.
         can_estimate_averages: Whether all of them can be computed from rows: in layers
-            of Keras, which a training step of Keras shows the rows unchanged.
+            of Keras, to which a training step of Keras shows the rows unchanged.
         local_bytes: Bytes of all other variables, mostly frozen weights: they travel
             once, in the model, and afterwards only if they change.
         optimizer: Class name of the optimizer.

@@ -21,7 +21,6 @@ from shoal.models.metrics import build_metrics, unmergeable
 from shoal.models.multiplications import multiplications_of
 from shoal.models.trial import try_step
 from shoal.optimizers import (
-    has_own_step,
     is_adaptive,
     normalising,
     optimizers_of,
@@ -260,7 +259,7 @@ def read_model(
         statistics=sum(int(np.prod(v.shape)) for v in statistic_variables(model)),
         has_moving_averages=bool(averages),
         can_estimate_averages=averages == averaging_layers(model)
-        and not has_own_step(model),
+        and not own_loss_of(model),
         local_bytes=sum(np.asarray(v.numpy()).nbytes for v in local_variables(model)),
         optimizer=", ".join(type(o).__name__ for o in optimizers_of(model)),
         normalising=normalising(model),
@@ -298,17 +297,23 @@ def read_model(
 def averaging_layers(model: Any) -> list[Any]:
     """Returns the layers whose moving averages can be estimated from rows.
 
-    These are Keras' `BatchNormalization` and its subclasses, if not frozen.
+    These are Keras' `BatchNormalization` and subclasses that compute as it does, if
+    not frozen.
     """
     kind = import_module("keras").layers.BatchNormalization
-    return [layer for layer in _with_moving_averages(model) if isinstance(layer, kind)]
+    return [
+        layer
+        for layer in _with_moving_averages(model)
+        if getattr(type(layer), "call", None) is kind.call
+        and not getattr(layer, "renorm", False)
+    ]
 
 
 def _with_moving_averages(model: Any) -> list[Any]:
     return [
         layer
         for layer in model._flatten_layers()
-        if hasattr(layer, "moving_mean") and layer.trainable
+        if getattr(layer, "moving_mean", None) is not None and layer.trainable
     ]
 
 

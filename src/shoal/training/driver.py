@@ -212,7 +212,8 @@ class Driver(Observer):
         self.validation.wait(self._progress.awaiting)
         self._restore_state(optimizer_state)
         self._count_overrun()
-        self._user.finalize(self._ticks())
+        if self._user.finalize(self._ticks()):
+            self._estimate_averages()
         self.callbacks.on_train_end(logs=self._logs())
         self._progress.close()
         advice = self._progress.advice()

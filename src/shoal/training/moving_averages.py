@@ -8,6 +8,7 @@ training. This file decides which rows that are, and that nothing else changes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, final
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from shoal.data import trees
 from shoal.data.chunks import ChunkedSource
 from shoal.data.sources import Batch, Source
+from shoal.interruption import check
 from shoal.models.inspection import averaging_layers
 
 MOST_ROWS = 2048
@@ -43,6 +45,8 @@ class MovingAverages:
 
     def __init__(self, model: Any, source: Source, batch_size: int) -> None:
         self._model, self._source, self._batch_size = model, source, batch_size
+        # Now: a layer that a callback makes trainable stays frozen on workers.
+        self._layers = averaging_layers(model)
         self._batches: list[Batch] = []
         self._show: Callable[[Batch], Any] | None = None
 
@@ -51,40 +55,79 @@ class MovingAverages:
 
         Raises:
             DataError: Rows cannot be read.
+            KeyboardInterrupt: After Ctrl-C, between two batches; nothing has changed.
         """
         if self._show is None:
             self._batches = read_batches(self._source, self._batch_size)
             self._show = in_training(self._model)
-        layers = averaging_layers(self._model)
-        every = _states(self._model)
-        before = [np.array(v.numpy()) for v in every]
+        states = _states(self._model)
+        before = [np.array(v.numpy()) for v in states]
         try:
-            means = self._means(layers, self._show)
+            means = self._means(self._show)
         finally:
             # Seeds of dropout and states of the user's own are as before, too.
-            for variable, value in zip(every, before, strict=True):
+            for variable, value in zip(states, before, strict=True):
                 variable.assign(value)
         for average, value in means:
             average.assign(value)
 
     def _means(
-        self, layers: Sequence[Any], show: Callable[[Batch], Any]
+        self, show: Callable[[Batch], Any]
     ) -> list[tuple[Any, npt.NDArray[Any]]]:
         """Returns each average and the mean of its statistic over the batches."""
-        averages = [(layer, v) for layer in layers for v in _averages(layer)]
+        shares = self._shares(show)
+        averages = [
+            (v, share)
+            for layer, share in zip(self._layers, shares, strict=True)
+            for v in _averages(layer)
+            if share
+        ]
         totals: list[Any] = [0.0] * len(averages)
         for batch in self._batches:
-            for _, average in averages:
-                average.assign(np.zeros(average.shape, average.dtype))
+            self._fill(0.0)
             show(batch)
-            for place, (layer, average) in enumerate(averages):
+            check()
+            for place, (average, share) in enumerate(averages):
                 # A layer has computed m * 0 + (1 - m) * the statistic of the batch.
-                seen = np.asarray(average.numpy(), np.float64)
-                totals[place] += seen / (1.0 - layer.momentum)
+                totals[place] += np.asarray(average.numpy(), np.float64) / share
         return [
             (average, (total / len(self._batches)).astype(average.dtype))
-            for (_, average), total in zip(averages, totals, strict=True)
+            for (average, _), total in zip(averages, totals, strict=True)
         ]
+
+    def _shares(self, show: Callable[[Batch], Any]) -> list[float]:
+        """Returns what share of each layer's averages one batch replaces; 0: none.
+
+        A layer that a model calls k times updates them k times, and one that it calls
+        with `training=False` never.
+        """
+        found: list[list[Any]] = []
+        for start in (0.0, 1.0):
+            self._fill(start)
+            show(self._batches[0])
+            found.append([np.array(x.moving_mean.numpy(), "f8") for x in self._layers])
+        kept = [float(np.mean(one - zero)) for zero, one in zip(*found, strict=True)]
+        momenta = [float(layer.momentum) for layer in self._layers]
+        return [_share(m, k) for m, k in zip(momenta, kept, strict=True)]
+
+    def _fill(self, value: float) -> None:
+        for layer in self._layers:
+            for average in _averages(layer):
+                average.assign(np.full(average.shape, value, average.dtype))
+
+
+def _share(momentum: float, kept: float) -> float:
+    """Returns the share that a batch replaces, from what it was seen to keep.
+
+    Example:
+        >>> _share(0.9, 0.9000001), round(_share(0.9, 0.81), 2), _share(0.9, 1.0)
+        (0.09999999999999998, 0.19, 0.0)
+    """
+    if not 0.0 < momentum < 1.0:
+        return 1.0 - round(kept)
+    # The number of calls is whole, and what was seen is rounded.
+    calls = round(math.log(max(kept, 1e-30)) / math.log(momentum))
+    return 1.0 - momentum**calls
 
 
 def read_batches(source: Source, batch_size: int) -> list[Batch]:
@@ -104,7 +147,11 @@ def read_batches(source: Source, batch_size: int) -> list[Batch]:
     count = max(1, most // size)
     places = _spread(source, count * size).reshape(size, count)
     # One call for all: a source keeps no chunk open between two.
-    found = source.take(np.sort(places, axis=None))
+    drawn = np.random.get_state()
+    try:
+        found = source.take(np.sort(places, axis=None))
+    finally:
+        np.random.set_state(drawn)  # the user's code may draw for each row
     inputs = import_module("keras").utils.unpack_x_y_sample_weight(found)[0]
     # Neighbours go to different batches: data may be sorted.
     return [
@@ -140,8 +187,11 @@ def in_training(model: Any) -> Callable[[Batch], Any]:
 
     class InTraining(keras.Model):
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(autocast=False)
             self.inner = model
+
+        def build(self, input_shape: Any) -> None:
+            """Does nothing: the model is built, and Keras warns without this."""
 
         def call(self, inputs: Any) -> Any:
             # Keras needs something to return: outputs may have any structure.
@@ -154,10 +204,15 @@ def in_training(model: Any) -> Callable[[Batch], Any]:
 
 
 def _states(model: Any) -> list[Any]:
-    """Returns what a step may change besides weights: no weights that are frozen."""
+    """Returns what showing a batch may change: no weights that are frozen.
+
+    Some layers write their trained weights as well. On JAX that stays in the program.
+    """
     own = [v for layer in model._flatten_layers() for v in layer._trainable_variables]
     weights = {id(v) for v in own}
-    return [v for v in model.non_trainable_variables if id(v) not in weights]
+    states = [v for v in model.non_trainable_variables if id(v) not in weights]
+    is_pure = import_module("keras").config.backend() == "jax"
+    return states if is_pure else [*states, *model.trainable_variables]
 
 
 def _averages(layer: Any) -> Sequence[Any]:

@@ -237,18 +237,24 @@ class UserModel:
         if not self._is_exact:
             self.count_steps(ticks)
 
-    def finalize(self, ticks: int) -> None:
+    def finalize(self, ticks: int) -> bool:
         """Does what Keras does at the end of training.
 
         Moving averages of the optimizer become the weights. Random state advances, so
         that another `fit` draws other numbers: like a worker's, or by one draw a step
         if no worker has reported it.
+
+        Returns:
+            Whether weights were replaced.
         """
         self.settle_steps(ticks)
         own = self._model.optimizer
         if own is not None:
             own.finalize_variable_values(self._model.trainable_weights)
-        if own is not None and any(getattr(o, "use_ema", False) for o in leaves(own)):
+        is_replaced = own is not None and any(
+            getattr(o, "use_ema", False) for o in leaves(own)
+        )
+        if is_replaced:
             # Keras lets weights and averages share memory then, and its next fit on
             # JAX would donate the same buffer twice.
             for variable in self._model.trainable_weights:
@@ -258,6 +264,7 @@ class UserModel:
                 state = np.array(variable.numpy())
                 state[1] += state.dtype.type(ticks)
                 variable.assign(state)
+        return is_replaced
 
 
 @dataclass(kw_only=True)
