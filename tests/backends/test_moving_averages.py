@@ -154,6 +154,24 @@ def test_averages_of_a_momentum_near_one() -> None:
     np.testing.assert_allclose(variance, x.var(axis=0), rtol=0.03)
 
 
+def test_noise_does_not_count_as_a_call() -> None:
+    """What a batch replaces is seen on the same draws, however large they are."""
+    x, _ = rows()
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Rescaling(0.0),
+            layers.GaussianNoise(1.0, seed=1),
+            layers.Rescaling(3000.0, offset=5000.0),
+            layers.BatchNormalization(momentum=0.9),
+        ]
+    )
+    MovingAverages(model, ArraySource(x), BATCH).estimate()
+    mean, variance = (np.array(v.numpy()) for v in model.layers[-1].weights[2:])
+    np.testing.assert_allclose(mean, 5000, rtol=0.25)
+    np.testing.assert_allclose(variance, 3000**2, rtol=0.5)
+
+
 class OwnNorm(layers.BatchNormalization):
     def call(self, inputs: Any, training: bool = False, mask: Any = None) -> Any:
         return super().call(inputs / 2, training=training, mask=mask)

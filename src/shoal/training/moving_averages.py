@@ -1,8 +1,8 @@
 """Moving averages of `BatchNormalization`, estimated anew for the present weights.
 
 Workers send the averages of what they saw, which belong to their own weights. Where
-the center moves beyond the workers' weights, averages are estimated here instead: the
-mean of the statistics of some batches of the training data, as the layers see them in
+weights of several workers are mixed, averages are estimated here instead: the mean of
+the statistics of some batches of the training data, as the layers see them in
 training. This file decides which rows that are, and that nothing else changes.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from shoal.data.chunks import ChunkedSource
 from shoal.data.sources import Batch, Source
 from shoal.interruption import check
 from shoal.models.inspection import averaging_layers
+
+Values: TypeAlias = list[tuple[Any, npt.NDArray[Any]]]
+"""Variables, and what they are to hold."""
 
 MOST_ROWS = 2048
 """Rows that are shown to the model. The error of a mean is 2 % of a deviation then."""
@@ -60,22 +63,16 @@ class MovingAverages:
         if self._show is None:
             self._batches = read_batches(self._source, self._batch_size)
             self._show = in_training(self._model)
-        states = _states(self._model)
-        before = [np.array(v.numpy()) for v in states]
+        # Seeds of dropout and states of the user's own are as before, too.
+        before = [(v, np.array(v.numpy())) for v in _states(self._model)]
         try:
-            means = self._means(self._show)
+            means = self._means(self._show, self._shares(self._show, before))
         finally:
-            # Seeds of dropout and states of the user's own are as before, too.
-            for variable, value in zip(states, before, strict=True):
-                variable.assign(value)
-        for average, value in means:
-            average.assign(value)
+            _assign(before)
+        _assign(means)
 
-    def _means(
-        self, show: Callable[[Batch], Any]
-    ) -> list[tuple[Any, npt.NDArray[Any]]]:
+    def _means(self, show: Callable[[Batch], Any], shares: Sequence[float]) -> Values:
         """Returns each average and the mean of its statistic over the batches."""
-        shares = self._shares(show)
         averages = [
             (v, share)
             for layer, share in zip(self._layers, shares, strict=True)
@@ -95,14 +92,19 @@ class MovingAverages:
             for (average, _), total in zip(averages, totals, strict=True)
         ]
 
-    def _shares(self, show: Callable[[Batch], Any]) -> list[float]:
+    def _shares(self, show: Callable[[Batch], Any], before: Values) -> list[float]:
         """Returns what share of each layer's averages one batch replaces; 0: none.
 
         A layer that a model calls k times updates them k times, and one that it calls
         with `training=False` never.
+
+        Args:
+            show: Shows the model a batch.
+            before: States from which it draws the same numbers each time.
         """
         found: list[list[Any]] = []
         for start in (0.0, 1.0):
+            _assign(before)
             self._fill(start)
             show(self._batches[0])
             found.append([np.array(x.moving_mean.numpy(), "f8") for x in self._layers])
@@ -127,7 +129,7 @@ def _share(momentum: float, kept: float) -> float:
         return 1.0 - round(kept)
     # The number of calls is whole, and what was seen is rounded.
     calls = round(math.log(max(kept, 1e-30)) / math.log(momentum))
-    return 1.0 - momentum**calls
+    return 1.0 - momentum ** max(0, calls)
 
 
 def read_batches(source: Source, batch_size: int) -> list[Batch]:
@@ -213,6 +215,11 @@ def _states(model: Any) -> list[Any]:
     states = [v for v in model.non_trainable_variables if id(v) not in weights]
     is_pure = import_module("keras").config.backend() == "jax"
     return states if is_pure else [*states, *model.trainable_variables]
+
+
+def _assign(values: Values) -> None:
+    for variable, value in values:
+        variable.assign(value)
 
 
 def _averages(layer: Any) -> Sequence[Any]:
