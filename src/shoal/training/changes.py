@@ -344,8 +344,10 @@ def mark_of(array: Any, *, is_whole: bool = False) -> Mark:
         is_whole: Whether to copy large ones too.
     """
     is_here = all(device.platform == "cpu" for device in array.devices())
-    is_small = array.nbytes <= SMALL_BYTES
-    return Mark(array, np.asarray(array) if is_here or is_small or is_whole else None)
+    is_wanted = is_here or is_whole or array.nbytes <= SMALL_BYTES
+    # Of an array that several hosts share, a host has only a part.
+    can_read = is_wanted and array.is_fully_addressable
+    return Mark(array, np.asarray(array) if can_read else None)
 
 
 def newest_of(mark: Mark) -> Any:
