@@ -12,6 +12,7 @@ import pytest
 from shoal.runs.store import create
 from shoal.ui import packages
 from shoal.ui.packages import is_there
+from shoal.ui.pages import logs as log_pages
 from tests.ui.conftest import TOKEN, Served, Serving, make_run
 from tests.ui.test_actions import hold
 from tests.ui.test_browser import (
@@ -46,8 +47,10 @@ def test_a_wide_table_scrolls_in_its_region(page: Any, root: Path, served: Serve
 
 
 @pytest.fixture
-def logs(root: Path, served: Served) -> str:
+def logs(root: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> str:
     """Address of logs with words beyond the page, in a bar, and far within a line."""
+    # A busy machine finds only some of the lines in a moment, and links to the rest.
+    monkeypatch.setattr(log_pages, "SEARCH_S", 60.0)
     run = make_run(root, "fish")
     lines = "".join(
         f"line {at}\n" + f"needle {at}\n" * (at % 600 == 0) for at in range(6000)
