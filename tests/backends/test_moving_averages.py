@@ -211,6 +211,33 @@ def test_layers_that_write_their_weights_have_them_back() -> None:
     assert_close([np.array(v.numpy()) for v in inner.variables], before)
 
 
+class Drawn(layers.Layer):
+    """Draws without a seed, as code of users does."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + keras.random.normal(keras.ops.shape(inputs))
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="JAX compiles no draw without a seed"
+)
+def test_draws_without_a_seed_go_on_as_before() -> None:
+    def drawn(is_estimated: bool) -> list[Any]:
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential(
+            [keras.Input((4,)), Drawn(), layers.BatchNormalization()]
+        )
+        x, _ = rows()
+        if is_estimated:
+            MovingAverages(model, ArraySource(x), BATCH).estimate()
+        return [
+            np.random.rand(3),
+            np.array(keras.ops.convert_to_numpy(keras.random.normal((3,)))),
+        ]
+
+    assert_close(drawn(True), drawn(False))
+
+
 def test_inputs_are_not_cast() -> None:
     """A global policy of half precision is not one of the model's own inputs."""
     x = np.full((BATCH, 4), 3e5, "float32")

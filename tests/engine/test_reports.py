@@ -143,6 +143,18 @@ def test_records_have_the_first_of_many_metrics() -> None:
             check_report(report, 0, spec)
 
 
+@pytest.mark.parametrize(
+    "closed", [[-(10**12), 1, 8], [0, 10**12, 8], [0, "1", 8], [0, 1], 7]
+)
+def test_complete_epochs_are_epochs_of_the_run(closed: Any) -> None:
+    """A range may name more epochs than memory holds."""
+    head, body = GOOD["restart"]
+    changed = json.loads(json.dumps(head))
+    changed["sequencer"]["epochs"]["ledger"]["closed"] = [closed]
+    with pytest.raises(BadFrame):
+        receive(changed, body)
+
+
 @settings(max_examples=600)
 @given(place=st.sampled_from(PLACES), value=hostile)
 def test_any_value_in_any_place_is_refused_or_read(

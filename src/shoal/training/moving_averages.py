@@ -21,6 +21,7 @@ from shoal.data.chunks import ChunkedSource
 from shoal.data.sources import Batch, Source
 from shoal.interruption import check
 from shoal.models.inspection import averaging_layers
+from shoal.models.randomness import random_state_kept
 
 Values: TypeAlias = list[tuple[Any, npt.NDArray[Any]]]
 """Variables, and what they are to hold."""
@@ -60,6 +61,10 @@ class MovingAverages:
             DataError: Rows cannot be read.
             KeyboardInterrupt: After Ctrl-C, between two batches; nothing has changed.
         """
+        with random_state_kept():  # code of the model and of the data may draw
+            self._estimate()
+
+    def _estimate(self) -> None:
         if self._show is None:
             self._batches = read_batches(self._source, self._batch_size)
             self._show = in_training(self._model)
@@ -149,11 +154,7 @@ def read_batches(source: Source, batch_size: int) -> list[Batch]:
     count = max(1, most // size)
     places = _spread(source, count * size).reshape(size, count)
     # One call for all: a source keeps no chunk open between two.
-    drawn = np.random.get_state()
-    try:
-        found = source.take(np.sort(places, axis=None))
-    finally:
-        np.random.set_state(drawn)  # the user's code may draw for each row
+    found = source.take(np.sort(places, axis=None))
     inputs = import_module("keras").utils.unpack_x_y_sample_weight(found)[0]
     # Neighbours go to different batches: data may be sorted.
     return [

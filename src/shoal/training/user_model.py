@@ -31,7 +31,7 @@ from shoal.optimizers import (
     step_of,
 )
 from shoal.training.callback_state import FixedVariables, checks_of
-from shoal.training.changes import differs, mark_of
+from shoal.training.marks import differs, mark_of
 from shoal.vectors import (
     Layout,
     Vector,

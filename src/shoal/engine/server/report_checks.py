@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.server.checkpoint import STATE, SUMS
 from shoal.engine.server.reports import SMALL_METRICS
@@ -123,8 +122,9 @@ def _check_restart(report: RestartState, body_bytes: int, spec: ServerSpec) -> N
     if missing or length > body_bytes:
         raise ValueError(f"{body_bytes:,} bytes of {length:,}; missing: {[*missing]}")
     # A range of closed epochs may name more of them than memory holds.
-    newest = Ledger.from_json(report.sequencer["epochs"]["ledger"]).newest
-    _check_epoch(newest or 0, spec)
+    for first, stop, _ in report.sequencer["epochs"]["ledger"]["closed"]:
+        _check_epoch(whole(first), spec)
+        _check_epoch(whole(stop) - 1, spec)
     sequencer = Sequencer.from_json(spec.rules, report.sequencer)
     for value in (sequencer.lineage, sequencer.version, sequencer.upcoming):
         _ = whole(value)
