@@ -289,11 +289,13 @@ def _children() -> list[psutil.Process]:
     found: list[psutil.Process] = []
     pids = [os.getpid()]
     while pids:
-        for file in Path(f"/proc/{pids.pop()}/task").glob("*/children"):
-            with suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile
-                children = [int(pid) for pid in file.read_text().split()]
-                pids += children
-                found += [psutil.Process(pid) for pid in children]
+        tasks = Path(f"/proc/{pids.pop()}/task")
+        with suppress(OSError):  # it has ended meanwhile
+            for task in os.listdir(tasks):
+                with suppress(OSError, psutil.NoSuchProcess):
+                    text = (tasks / task / "children").read_text()
+                    pids += [int(pid) for pid in text.split()]
+                    found += [psutil.Process(int(pid)) for pid in text.split()]
     return found
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests import conftest
 
 ROOT = Path(__file__).parents[1]
 LEAKING = """
@@ -55,6 +60,31 @@ def test_each_kind_of_leak_is_found(tmp_path: Path):
     assert "6 passed, 5 errors" in done.stdout, done.stdout
     for what in ("variables: SHOAL_LEAK", "threads:", "processes:", "ports:", "files:"):
         assert what in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_children_that_end_during_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    children = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+
+    def ending(look: Callable[[Path], Any], path: Path) -> Any:
+        for child in children[:1]:
+            if f"/{child.pid}/" in f"{path}/":
+                child.kill()
+                child.wait()
+        return look(path)
+
+    try:
+        for name in ("listdir", "scandir"):
+            look = getattr(os, name)
+            monkeypatch.setattr(os, name, partial(ending, look))
+        found = {child.pid for child in conftest._children()}
+        assert children[1].pid in found
+        assert children[0].returncode is not None
+    finally:
+        monkeypatch.undo()
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 @pytest.mark.data

@@ -36,8 +36,11 @@ def cluster() -> Generator[Cluster]:
 
 
 def title_of(process: psutil.Process) -> str:
-    """Returns its title, "" while it is ending."""
-    return " ".join(process.cmdline()).strip()
+    """Returns its title, "" while it is ending and after."""
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:
+        return ""
 
 
 def is_server(process: psutil.Process) -> bool:

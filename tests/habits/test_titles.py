@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,10 @@ def titles() -> dict[str, int]:
     """Titles of the processes that this one has started, and their numbers."""
     found: dict[str, int] = {}
     for child in psutil.Process().children(recursive=True):
-        title = " ".join(child.cmdline()).strip("\0 ")
-        if title.startswith("shoal: "):
-            found[title] = child.pid
+        with suppress(psutil.Error):  # others may be ending
+            title = " ".join(child.cmdline()).strip("\0 ")
+            if title.startswith("shoal: "):
+                found[title] = child.pid
     return found
 
 
