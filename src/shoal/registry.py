@@ -18,7 +18,17 @@ from shoal.errors import ConfigError
 T = TypeVar("T")
 
 
-def did_you_mean(kind: str, name: str, known: Iterable[str]) -> str:
+def is_known(name: object, known: Iterable[str]) -> bool:
+    """Whether a value of any kind is one of some names.
+
+    Example:
+        >>> is_known("adag", ["adag"]), is_known(["adag"], ["adag"])
+        (True, False)
+    """
+    return isinstance(name, str) and name in known
+
+
+def did_you_mean(kind: str, name: object, known: Iterable[str]) -> str:
     """Returns the message about an unknown name: the nearest one, then all known.
 
     Example:
@@ -27,7 +37,7 @@ def did_you_mean(kind: str, name: str, known: Iterable[str]) -> str:
           Known: adag, easgd.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.55)
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.55)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {name!r}.{hint}\n  Known: {', '.join(names) or 'none'}."
 

@@ -55,7 +55,8 @@ class FileArguments:
         """
         for field in fields(self):
             value = getattr(self, field.name)
-            if value != field.default:
+            is_usual = isinstance(value, str) and value == field.default
+            if value is not field.default and not is_usual:
                 raise ConfigError(
                     f"{field.name}={value!r} was passed, but x is not a path or URL "
                     f"({where}). Expected it for files alone. Leave it out, or pass "

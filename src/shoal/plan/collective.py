@@ -12,7 +12,7 @@ from shoal.errors import ConfigError, PlanError
 from shoal.facts import ModelFacts
 from shoal.plan.gpus import Place
 from shoal.plan.request import Request
-from shoal.registry import did_you_mean
+from shoal.registry import did_you_mean, is_known
 
 COLLECTIVES = ("auto", "native", "server", "shared")
 MOST_SHARED_BYTES = 32 << 20
@@ -45,7 +45,7 @@ def choose_collective(
         'server'
     """
     asked, backend = request.collective, model.backend
-    if asked not in COLLECTIVES:
+    if not is_known(asked, COLLECTIVES):
         raise ConfigError(did_you_mean("collective", asked, COLLECTIVES))
     obstacle = _obstacle(request)
     if asked == "native":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import ModelFacts
 from shoal.plan.request import Request
-from shoal.registry import did_you_mean
+from shoal.registry import did_you_mean, is_known
 
 CODECS = ("float32", "bfloat16", "int8")
 """Codecs from the most bytes a number to the fewest: 4, 2 and 1."""
@@ -19,7 +19,7 @@ def check_codec(request: Request) -> None:
     Raises:
         ConfigError: The codec is unknown.
     """
-    if request.codec not in CODECS:
+    if not is_known(request.codec, CODECS):
         raise ConfigError(did_you_mean("codec", request.codec, CODECS))
 
 

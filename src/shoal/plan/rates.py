@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from shoal.errors import ConfigError, PlanError
 from shoal.plan.request import Request
-from shoal.registry import did_you_mean
+from shoal.registry import did_you_mean, is_known
 
 FACTORS: Mapping[str, Callable[[int], float]] = {
     "none": lambda workers: 1.0,
@@ -66,7 +66,7 @@ def choose_rate(
     wanted = request.scale_rate or usual_scale(request, is_adaptive=is_adaptive)
     if wanted == "none":
         return strategy.rate_scaling(workers)
-    if wanted not in FACTORS:
+    if not is_known(wanted, FACTORS):
         raise ConfigError(did_you_mean("scale_rate", wanted, list(FACTORS)))
     if strategy.exchanges == "gradients":
         raise PlanError(

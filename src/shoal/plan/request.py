@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, TypeAlias, final
 
+import numpy as np
+
 from shoal.data.order import Shuffle, steps
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import DataFacts, MachineFacts
@@ -26,6 +28,9 @@ LOWEST = {
     "servers": 1,
 }  # fmt: skip
 """Arguments that are whole numbers, with their minimum."""
+MAY_BE_NONE = ("batch_size", "seed", "steps_per_epoch", "threads")
+"""Those of them that need not be given."""
+FLAGS = ("deterministic", "epoch_barrier")
 VALIDATIONS = ("blocking", "async")
 """Whether workers wait while an epoch's weights are validated."""
 ON_NAN = ("stop", "skip", "rollback")
@@ -136,6 +141,31 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else value
 
 
+def check_kinds(request: Request) -> None:
+    """Refuses values of a wrong kind, before anything computes with them.
+
+    Raises:
+        ConfigError: A number is not whole or too small, or a flag is no flag.
+
+    Example:
+        >>> from shoal.strategies import AEASGD
+        >>> check_kinds(Request(strategy=AEASGD(), epochs="3"))
+        Traceback (most recent call last):
+        shoal.errors.ConfigError: epochs='3' cannot be used. ...
+    """
+    for name, lowest in LOWEST.items():
+        value = getattr(request, name)
+        if value is not None or name not in MAY_BE_NONE:
+            require_whole(name, value, lowest)
+    for name in FLAGS:
+        value = getattr(request, name)
+        if not isinstance(value, (bool, np.bool_)):
+            raise ConfigError(
+                f"{name}={value!r} cannot be used. Expected True or False. "
+                f"Correct it, or leave {name} out."
+            )
+
+
 def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int, int]:
     """Refuses single wrong arguments; returns the least and the most workers.
 
@@ -155,10 +185,7 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
             + " One of your own hosts is known by its name once it is up: "
             "`shoal cluster up hosts.yaml`; `shoal cluster list` shows those that are."
         )
-    for name, lowest in LOWEST.items():
-        value = getattr(request, name)
-        if value is not None:
-            require_whole(name, value, lowest)
+    check_kinds(request)
     if request.standby > 1:
         raise ConfigError(
             f"standby={request.standby} cannot be used. Expected 0 or 1: if one "

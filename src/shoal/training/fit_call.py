@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, final
 
+import numpy as np
+
 from shoal.clusters.base import Cluster
 from shoal.clusters.yarn import Yarn
 from shoal.data.located import FileArguments
@@ -25,6 +27,11 @@ from shoal.strategies import get
 STRATEGY = "all_reduce"
 LOOKED_UP = ("workers", "cluster")
 """Options that a call keeps as written, until the machines are known."""
+DATA = {
+    "model", "request", "strategy", "files", "x", "y", "sample_weight", "class_weight",
+    "validation_data", "validation_freq", "callbacks", "custom_objects",
+}  # fmt: skip
+"""Arguments that may hold arrays, or hold other arguments."""
 DERIVED = ("known_clusters", "has_callbacks")
 """Fields of a request that are not arguments."""
 
@@ -75,6 +82,22 @@ class FitCall:
     run: str | os.PathLike[str] | Run | bool | None = None
     checkpoint_every: float | str | bool | None = None
     custom_objects: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses arrays in the place of options, as by position.
+
+        Raises:
+            ConfigError: An option is an array.
+        """
+        for owner in (self, self.request):
+            for name in _names(type(owner)) - DATA:
+                value = getattr(owner, name)
+                if hasattr(value, "__array__") and np.ndim(value):
+                    raise ConfigError(
+                        f"{name} is an array of shape {tuple(value.shape)}. Expected "
+                        "one value. Pass arrays as x, y, sample_weight or "
+                        f"validation_data, and leave {name} out."
+                    )
 
     @classmethod
     def of(cls, **given: Any) -> FitCall:

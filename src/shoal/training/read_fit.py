@@ -29,7 +29,7 @@ from shoal.models.inspection import find_model, prepare, read_model
 from shoal.models.lending import lending
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.often import Often, read_often
-from shoal.plan.request import Workers
+from shoal.plan.request import Workers, check_kinds
 from shoal.plan.validation import read_freq
 from shoal.strategies import Strategy
 from shoal.training.allocation import look
@@ -268,6 +268,7 @@ def completed(call: FitCall) -> Request:
         ConfigError, PlanError: The cluster or the number of workers is invalid.
         ClusterError: YARN's ResourceManager does not answer.
     """
+    check_kinds(call.request)
     request = replace(
         call.request,
         epochs=capped_epochs(call.request.epochs),
