@@ -6,7 +6,6 @@ server can tell: lengths of bodies, epochs of the run, the state of a sequencer.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.server.checkpoint import STATE, SUMS
 from shoal.engine.server.reports import SMALL_METRICS
 from shoal.engine.server.spec import ServerSpec
-from shoal.engine.transport.fields import WRONG, some, whole
+from shoal.engine.transport.fields import WRONG, is_measured, some, whole
 from shoal.engine.transport.messages.base import Report
 from shoal.engine.transport.messages.server_to_controller import Exchanges
 from shoal.engine.transport.messages.state_reports import (
@@ -90,7 +89,7 @@ def _check_exchanges(report: Exchanges, body_bytes: int, spec: ServerSpec) -> No
 def _check_record(record: list[Any], metrics: int, spec: ServerSpec) -> None:
     """Checks the fields of a `Record`, in their order."""
     at, rank, epoch, samples, steps, version, staleness, *times, sums = record
-    if not all(map(math.isfinite, (at, *times))):  # they are recorded, and added up
+    if not all(map(is_measured, (at, *times))):  # they are recorded, and added up
         raise ValueError(f"times of {times} s at {at} s")
     for value in (rank, epoch, samples, steps, version, staleness):
         if not isinstance(value, int):

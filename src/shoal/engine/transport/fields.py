@@ -41,6 +41,21 @@ def whole(value: Any, most: int = MOST) -> int:
     return number
 
 
+def is_measured(value: float) -> bool:
+    """Whether a number can be a measured one, which may be a little below 0.
+
+    Sums of such numbers are finite, and each fits into 64 bits.
+
+    Raises:
+        TypeError: It is no number.
+
+    Example:
+        >>> is_measured(-1e-9), is_measured(1 << 63), is_measured(float("nan"))
+        (True, False, False)
+    """
+    return abs(value) < MOST
+
+
 def quantity(value: Any) -> float:
     """Returns a measured number.
 

@@ -15,6 +15,7 @@ from shoal.engine.transport.fields import (
     Name,
     Pid,
     Whole,
+    is_measured,
     whole,
 )
 from shoal.engine.transport.messages.base import Message, Parser, by_kind, read
@@ -188,7 +189,7 @@ class Push(Message):
         if steps < 1 or not (math.isfinite(samples) and samples >= 0):
             raise ValueError(f"{steps} steps of {samples} samples")
         times = compute_s, data_s, wait_s, exchange_s
-        if not all(map(math.isfinite, times)):  # they are recorded, and added up
+        if not all(map(is_measured, times)):  # they are recorded, and added up
             raise ValueError(f"times of {times} s")
         rows, own, assumed = _sums(head)
         return cls(
