@@ -21,6 +21,8 @@ START_S = 60.0
 MARK = "SHOAL_TEST_NODE"
 ALONE = {
     "RAY_AUTH_MODE": "disabled",
+    # Else processes of Ray Client die on a busy head (Ray's issue 63202).
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
     # A node without a connection is lost after 6 seconds, not 65.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",

@@ -124,31 +124,67 @@ def test_no_client_server_listens(tmp_path: Path) -> None:
 
 
 class Busy:
-    """A head whose process for a caller is not there in time, but for the last call."""
+    """A head whose process for a caller is not there in time, but for the last call.
 
-    def __init__(self, refusals: int) -> None:
-        self.left = refusals
+    Args:
+        refusals: Number of calls that are refused.
+        takes_s: Time that each of them takes.
+        says: Error that the head tells.
+    """
+
+    def __init__(
+        self,
+        refusals: int,
+        takes_s: float = 0.0,
+        says: str = "Starting Ray client server failed.",
+    ) -> None:
+        self.left, self.takes_s, self.says = refusals, takes_s, says
+        self.now = 0.0
 
     def init(self, address: str, **options: Any) -> str:
         if not self.left:
             return address
         self.left -= 1
+        self.now += self.takes_s
         raise ConnectionAbortedError(
-            "Initialization failure from server:\nTraceback:\n  ...\nRuntimeError: "
-            "Starting Ray client server failed.\n"
+            f"Initialization failure from server:\nTraceback:\n  ...\n{self.says}\n"
         )
 
+    def monotonic(self) -> float:
+        return self.now
 
-def test_a_busy_head_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(self, length_s: float) -> None:
+        self.now += length_s
+
+
+@pytest.mark.parametrize("needs", [None, {"pip": ["present"]}])
+def test_a_busy_head_is_called_again(
+    needs: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"ray://127.0.0.1:{server.getsockname()[1]}"
         jobs = RayJobs(Ray(address=address))
-        assert jobs._connect(Busy(2), None) == address
-        with pytest.raises(ClusterError, match=r": RuntimeError: Start.*failed\. E"):
-            jobs._connect(Busy(1), {"pip": ["absent"]})
-        monkeypatch.setattr("shoal.clusters.ray_jobs.START_S", 0.0)
-        with pytest.raises(ClusterError, match="cannot join"):
-            jobs._connect(Busy(9999), None)
+        # Ray tells half a minute later that its process died at its start.
+        busy = Busy(4, takes_s=45.0)
+        monkeypatch.setattr("shoal.clusters.ray_jobs.time", busy)
+        assert jobs._connect(busy, needs) == address
+        assert capsys.readouterr().err.count("calling again") == 1
+        never = Busy(9999, takes_s=45.0)
+        monkeypatch.setattr("shoal.clusters.ray_jobs.time", never)
+        expected = r": Starting Ray client.*failed\. E.*GRPC_ENABLE_FORK_SUPPORT=0"
+        with pytest.raises(ClusterError, match=expected):
+            jobs._connect(never, needs)
+        assert never.left > 9980
+
+
+def test_requirements_that_cannot_be_installed_are_refused_at_once() -> None:
+    failed = Busy(
+        1, says="RuntimeError: Failed to create runtime_env for Ray client server"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        jobs = RayJobs(Ray(address=f"ray://127.0.0.1:{server.getsockname()[1]}"))
+        with pytest.raises(ClusterError, match=r"cannot join .*runtime_env"):
+            jobs._connect(failed, {"pip": ["absent"]})
 
 
 def listens(host: str, port: int) -> bool:

@@ -22,10 +22,12 @@ from shoal.clusters.ray_joining import (
 from shoal.clusters.remote_jobs import RUNNING, Job, Tell, new_id, pick, unheard
 from shoal.errors import ClusterError, ConfigError
 from shoal.launchers.versions import difference, versions
+from shoal.terminal import say
 
 SPACE = "shoal"  # Ray's namespace of job actors
 CHUNK = 1 << 22
 LOOK_S = 0.3
+CONNECT_S = 300.0  # limit for a connection; a call that fails may take 45 s
 START_S = 60.0  # limit for the start of a job actor
 INSTALL_S = 600.0  # the same, with requirements to install first
 CALL_S = 60.0
@@ -236,10 +238,12 @@ class RayJobs:
     def _connect(self, ray: Any, needs: Mapping[str, Any] | None) -> Any:
         """Connects: Ray starts a process for each on the head, so one is enough.
 
-        A busy head, or one that has just started, may refuse at first.
+        That process may die at its start, because Ray forks it beside threads of gRPC
+        (Ray's issue 63202). Ray tells that half a minute later. On a busy head this
+        happens to every second call.
         """
         reach(self.head)
-        until = time.monotonic() + START_S
+        until, has_told = time.monotonic() + CONNECT_S, False
         while True:
             try:
                 with own_sigterm(), warnings.catch_warnings():
@@ -250,10 +254,19 @@ class RayJobs:
                         logging_level="ERROR",
                     )  # fmt: skip
             except ConnectionAbortedError as error:
-                if needs or time.monotonic() > until:
+                # A requirement that cannot be installed fails each time.
+                is_lasting = "Failed to create runtime_env" in str(error)
+                if is_lasting or time.monotonic() > until:
                     # The error ends with a traceback of the head's.
                     said = str(error).strip().rpartition("\n")[2]
                     raise self._refused(said.rstrip(".")) from error
+                if not has_told:
+                    say(
+                        f"the head at {self.head} did not start its process for this "
+                        f"call; calling again, for up to {CONNECT_S:.0f} s ...",
+                        err=True,
+                    )
+                    has_told = True
                 time.sleep(LOOK_S)
             except (ConnectionError, RuntimeError, ValueError, TypeError) as error:
                 raise self._refused(first_line(error)) from error
@@ -262,8 +275,9 @@ class RayJobs:
         return ClusterError(
             f"this machine cannot join the Ray cluster at {self._address}: {said}. "
             "Expected Ray Client's port of its head, 10001 by itself, and the same "
-            "versions of Ray and Python. Check with `ray status` there, or correct the "
-            "address."
+            "versions of Ray and Python. Check with `ray status` there, correct the "
+            "address, or start the head with GRPC_ENABLE_FORK_SUPPORT=0 in its "
+            "environment, if it is busy and its process for a caller dies."
         )
 
     def close(self) -> None:
