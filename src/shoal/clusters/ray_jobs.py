@@ -240,19 +240,13 @@ class RayJobs:
 
         That process may die at its start, because Ray forks it beside threads of gRPC
         (Ray's issue 63202). Ray tells that half a minute later. On a busy head this
-        happens to every second call.
+        happened to three of five calls.
         """
         reach(self.head)
         until, has_told = time.monotonic() + CONNECT_S, False
         while True:
             try:
-                with own_sigterm(), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    return ray.init(
-                        self._address, namespace=SPACE, allow_multiple=True,
-                        runtime_env=needs or None, log_to_driver=False,
-                        logging_level="ERROR",
-                    )  # fmt: skip
+                return self._call(ray, needs)
             except ConnectionAbortedError as error:
                 # A requirement that cannot be installed fails each time.
                 is_lasting = "Failed to create runtime_env" in str(error)
@@ -260,16 +254,24 @@ class RayJobs:
                     # The error ends with a traceback of the head's.
                     said = str(error).strip().rpartition("\n")[2]
                     raise self._refused(said.rstrip(".")) from error
-                if not has_told:
-                    say(
-                        f"the head at {self.head} did not start its process for this "
-                        f"call; calling again, for up to {CONNECT_S:.0f} s ...",
-                        err=True,
-                    )
-                    has_told = True
-                time.sleep(LOOK_S)
             except (ConnectionError, RuntimeError, ValueError, TypeError) as error:
                 raise self._refused(first_line(error)) from error
+            if not has_told:
+                has_told = True
+                say(
+                    f"the head at {self.head} did not start its process for this call; "
+                    f"calling again, for up to {CONNECT_S:.0f} s ...",
+                    err=True,
+                )
+            time.sleep(LOOK_S)
+
+    def _call(self, ray: Any, needs: Mapping[str, Any] | None) -> Any:
+        with own_sigterm(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ray.init(
+                self._address, namespace=SPACE, allow_multiple=True,
+                runtime_env=needs or None, log_to_driver=False, logging_level="ERROR",
+            )  # fmt: skip
 
     def _refused(self, said: str) -> ClusterError:
         return ClusterError(
