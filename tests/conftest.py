@@ -22,6 +22,7 @@ from hypothesis import settings
 import shoal
 from shoal.engine.transport import shared_memory
 from tests.datasets import Digits, Table, read_higgs, read_mnist
+from tests.support import run_report
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("shoal", deadline=None)
@@ -125,6 +126,18 @@ def kept(_own_temporary_folder: None) -> shoal.Session:
         session.fit(model, x, x, batch_size=8, workers=2, run=False, verbose=0)
         _KEPT.append(session)
     return _KEPT[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows the events of the runs of a failed test."""
+    report = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and call.when == "call" and folder is not None:
+        report.sections += run_report.sections(folder)
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

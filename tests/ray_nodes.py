@@ -23,10 +23,12 @@ ALONE = {
     "RAY_AUTH_MODE": "disabled",
     # Else processes of Ray Client die on a busy head (Ray's issue 63202).
     "GRPC_ENABLE_FORK_SUPPORT": "0",
-    # A node without a connection is lost after 6 seconds, not 65.
+    # All nodes share the processors of the tests, which leave none to niceness 15.
+    "RAY_worker_niceness": "0",
+    # A node without a connection is lost after 12 seconds, not 65; a busy one is not.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_timeout_ms": "5000",
     "RAY_health_check_failure_threshold": "2",
 }
 

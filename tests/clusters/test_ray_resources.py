@@ -6,6 +6,7 @@ import importlib
 import json
 import shutil
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from shoal.runs.events import exchange_records, read_events
 from shoal.runs.folder import Folder
 from tests.clusters.test_ray import ROWS, data, model
 from tests.ray_nodes import RayNode, free_port, imported, listens, own_address
+from tests.support.watch import Watch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 NOTHING: dict[str, Any] = {
@@ -55,34 +57,27 @@ def started(history: Any) -> list[dict[str, Any]]:
     return [event for event in found if event["kind"] == "worker_started"]
 
 
-class Until(keras.callbacks.Callback):
+class Until(Watch):
     """Ends the run when so many were seen: a few epochs may be over before."""
 
-    def __init__(self, runs: Path, workers: int) -> None:
-        super().__init__()
-        self.runs, self.workers = runs, workers
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch % 20 == 0:
-            [run] = self.runs.iterdir()
-            self.model.stop_training = self.seen(events(run)) >= self.workers
-
-    def seen(self, found: list[dict[str, Any]]) -> int:
-        raise NotImplementedError
+    def __init__(self, root: Path, workers: int) -> None:
+        super().__init__(root)
+        self.workers = workers
 
 
 class UntilAllTrain(Until):
     """Workers that exchanged."""
 
-    def seen(self, found: list[dict[str, Any]]) -> int:
-        return len({record["rank"] for record in exchange_records(found)})
+    def is_over(self, kinds: Counter[str]) -> bool:
+        ranks = {record["rank"] for record in exchange_records(self.told)}
+        return len(ranks) >= self.workers
 
 
 class UntilStarted(Until):
     """Processes that began to work, whatever became of them."""
 
-    def seen(self, found: list[dict[str, Any]]) -> int:
-        return sum(event["kind"] == "worker_started" for event in found)
+    def is_over(self, kinds: Counter[str]) -> bool:
+        return kinds["worker_started"] >= self.workers
 
 
 @pytest.fixture
@@ -196,23 +191,18 @@ def test_a_server_is_replaced_where_workers_have_all_the_room(tmp_path: Path) ->
             node.close()
 
 
-class KillServer(keras.callbacks.Callback):
-    """Once, after both workers have begun."""
+class KillServer(Watch):
+    """Once, after both workers have begun; another callback ends the run."""
 
-    def __init__(self, runs: Path) -> None:
-        super().__init__()
-        self.runs, self.is_done = runs, False
+    is_done = False
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self.is_done or epoch % 20:
-            return
-        [run] = self.runs.iterdir()
-        kinds = [event["kind"] for event in events(run)]
-        if kinds.count("worker_started") == 2:
+    def is_over(self, kinds: Counter[str]) -> bool:
+        if not self.is_done and kinds["worker_started"] >= 2:
             children = psutil.Process().children()
             [server] = [child for child in children if listens(child)]
             server.kill()
             self.is_done = True
+        return False
 
 
 class Look(UntilStarted):

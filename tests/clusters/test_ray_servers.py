@@ -8,16 +8,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import keras
 import psutil
 import pytest
 
 import shoal
-from shoal.runs.events import read_events
-from shoal.runs.folder import Folder
 from tests.clusters.test_ray import ROWS, Cluster, data
 from tests.ray_nodes import RayNode, imported
 from tests.support.models import wide
+from tests.support.watch import Watch
 
 pytestmark = [pytest.mark.process, pytest.mark.ray, pytest.mark.slow]
 
@@ -49,7 +47,7 @@ def is_server(process: psutil.Process) -> bool:
     return "server" in words or "standby" in words
 
 
-class TakeNode(keras.callbacks.Callback):
+class TakeNode(Watch):
     """Takes away the node of the second server once all follow; then waits.
 
     Args:
@@ -62,20 +60,13 @@ class TakeNode(keras.callbacks.Callback):
     def __init__(
         self, cluster: Cluster, root: Path, standby: int, *, is_cut: bool
     ) -> None:
-        super().__init__()
-        self.cluster, self.root = cluster, root
+        super().__init__(root)
+        self.cluster = cluster
         self.standby, self.is_cut = standby, is_cut
         self.seen = self.looks = 0
         self.there = 0
         self.lost: RayNode | None = None
         self.servers: list[psutil.Process] = []
-
-    def events(self) -> list[dict[str, Any]]:
-        [run] = self.root.iterdir()
-        return list(read_events(Folder.at(str(run))))
-
-    def kinds(self) -> Counter[str]:
-        return Counter(event["kind"] for event in self.events())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seen += 1
@@ -107,10 +98,9 @@ class TakeNode(keras.callbacks.Callback):
                 found.append(f"{one.pid} of {one.ppid()}: {title_of(one)[:200]}")
         return found
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        kinds = self.kinds()
+    def is_over(self, kinds: Counter[str]) -> bool:
         is_replaced = kinds["server_replaced"] and kinds["worker_started"] >= 3
-        self.model.stop_training = bool(self.lost is not None and is_replaced)
+        return bool(self.lost is not None and is_replaced)
 
 
 @pytest.mark.parametrize(

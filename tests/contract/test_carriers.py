@@ -11,11 +11,11 @@ import signal
 import socket
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import psutil
 import pytest
@@ -38,6 +38,7 @@ from shoal.wire.accepting import accept
 from shoal.wire.frames import BadFrame, Link
 from tests.contract.test_plugin import install, site
 from tests.habits.cases import data, make_model
+from tests.support.watch import Watch
 
 __all__ = ["site"]
 
@@ -213,12 +214,12 @@ def test_fit_trains_on_its_workers(toy: Any) -> None:
         np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-5)
 
 
-class Killer(keras.callbacks.Callback):
+class Killer(Watch):
     """Kills an agent, and trains until its worker is replaced."""
 
     def __init__(self, toy: Any, root: Path) -> None:
-        super().__init__()
-        self.toy, self.root, self.seen = toy, root, 0
+        super().__init__(root)
+        self.toy, self.seen = toy, 0
         self.workers: list[psutil.Process] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -227,10 +228,8 @@ class Killer(keras.callbacks.Callback):
             self.workers = workers_of(self.toy)
             self.toy.tasks[0].process.kill()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        [run] = self.root.iterdir()
-        kinds = [event["kind"] for event in read_events(Folder.at(str(run)))]
-        self.model.stop_training = "worker_replaced" in kinds
+    def is_over(self, kinds: Counter[str]) -> bool:
+        return kinds["worker_replaced"] > 0
 
 
 @pytest.mark.ray  # longer than a test of `make test` may be

@@ -28,8 +28,9 @@ ARRIVAL = Arrival(
 class OneAgent(Carrier):
     """A carrier whose only agent arrives, and answers while `is_there`."""
 
-    def __init__(self, arrival: Arrival = ARRIVAL) -> None:
+    def __init__(self, arrival: Arrival = ARRIVAL, *, has_room: bool = False) -> None:
         self.is_there, self._count, self._arrival = True, 0, arrival
+        self._has_room = has_room
 
     @property
     def node_id(self) -> str:
@@ -42,7 +43,12 @@ class OneAgent(Carrier):
     def request_agents(
         self, avoided: Collection[str], *, is_patient: bool
     ) -> Sequence[RequestedAgent]:
-        return [RequestedAgent(agent="a", arrival=("arrive", 0), limit_s=60.0)]
+        there = ("arrive", 0)
+        return [
+            RequestedAgent(
+                agent="a", arrival=there, limit_s=60.0, has_room=self._has_room
+            )
+        ]
 
     def call(self, agent: Any, method: str, *arguments: Any) -> Any:
         self._count += 1
@@ -114,5 +120,28 @@ def test_a_node_with_another_keras_is_an_error() -> None:
     launcher.start(Role(target="builtins:exec", name="worker-0"))
     with pytest.raises(ClusterError, match=r"node 10\.0\.0\.3 has keras 3\.0\.0"):
         launcher.poll()
+    launcher.close()
+    blob.close()
+
+
+@pytest.mark.parametrize(
+    ("has_room", "words"),
+    [
+        (False, "found no room on the cluster within 60 s, for a task"),
+        (True, "did not start within 60 s, though a task is reserved for it: look at"),
+    ],
+)
+def test_an_agent_that_does_not_arrive_is_given_up(
+    clock: SettableClock, has_room: bool, words: str
+) -> None:
+    blob, carrier = SharedBlob(), OneAgent(has_room=has_room)
+    carrier.is_there = False
+    launcher = remote.RemoteLauncher(carrier, blob, "", {})
+    launcher.start(Role(target="builtins:exec", name="worker-0"))
+    clock.now += 59.0
+    assert launcher.poll() == {}
+    clock.now += 2.0
+    [end] = launcher.poll().values()
+    assert words in end.reason
     launcher.close()
     blob.close()

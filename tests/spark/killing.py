@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,7 @@ from typing import Any
 
 import keras
 
-from shoal.runs.events import read_events
-from shoal.runs.folder import Folder
-
-LOOK_S = 0.2  # reading the events of a run takes longer than its epochs
+from tests.support.watch import Watch
 
 
 class Press(keras.callbacks.Callback):
@@ -38,37 +34,6 @@ class StopLater(keras.callbacks.Callback):
         """Counts."""
         self.left -= 1
         self.model.stop_training = self.left == 0
-
-
-class Watch(keras.callbacks.Callback):
-    """Looks at the events of a run now and then; the run ends when `is_over` says so.
-
-    Args:
-        root: Folder of the runs, of which there is one.
-    """
-
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self.root, self.looked = root, 0.0
-
-    def kinds(self) -> Counter[str]:
-        """Returns the number of events of each kind."""
-        [run] = self.root.iterdir()
-        return Counter(event["kind"] for event in read_events(Folder.at(str(run))))
-
-    def is_over(self, kinds: Counter[str]) -> bool:
-        """Whether the run has shown enough.
-
-        Args:
-            kinds: Number of events of each kind.
-        """
-        raise NotImplementedError
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Looks, unless it has just done so."""
-        if time.monotonic() - self.looked > LOOK_S:
-            self.model.stop_training = self.is_over(self.kinds())
-            self.looked = time.monotonic()
 
 
 class Killer(Watch):

@@ -23,11 +23,12 @@ from tests.clusters.test_ray_servers import is_server, title_of
 from tests.habits.cases import data, make_model
 from tests.hosts import skip_or_fail
 from tests.spark.conftest import needs_java, open_standalone
-from tests.spark.killing import Killer, Watch
+from tests.spark.killing import Killer
 from tests.spark.processes import training_processes
 from tests.spark.standalone import Standalone
 from tests.support.hosts import Hosts
 from tests.support.models import wide
+from tests.support.watch import Watch
 
 pytestmark = [
     pytest.mark.spark,

@@ -22,9 +22,10 @@ from shoal.errors import ClusterError
 from shoal.launchers.spark_session import active_context, read_session
 from tests.habits.cases import data, make_model
 from tests.spark.conftest import open_standalone
-from tests.spark.killing import Killer, Watch
+from tests.spark.killing import Killer
 from tests.spark.processes import jobs_end, training_processes
 from tests.spark.standalone import Standalone
+from tests.support.watch import Watch
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
 

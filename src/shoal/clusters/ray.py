@@ -42,7 +42,7 @@ from shoal.host.temporary import temporary_folder
 from shoal.launchers.base import Launcher
 from shoal.launchers.shared import SharedBlob
 
-START_S = 30.0  # limit for the start of a process by Ray
+START_S = 120.0  # for Ray to start a process, which is slow on a busy node
 INSTALL_S = 600.0  # the same, with requirements to install first
 LONGEST_FOLDER = 32  # characters: paths of Ray's sockets in it have at most 107
 LOOPBACK = "127.0.0.1"
@@ -71,8 +71,9 @@ class Ray(Cluster):
             as it has threads.
         gpus: GPUs of each worker, or a fraction of one, at least 0, default None: one,
             if the cluster has GPUs that the backend can compute on.
-        wait_s: Seconds to wait for room at the start of a run, and for a replaced
-            worker, at least 0; take minutes if an autoscaler has to start nodes.
+        wait_s: Seconds to wait for room at the start of a run, and (but no less than
+            120) for a replaced worker, at least 0; take minutes if an autoscaler has
+            to start nodes.
 
     Raises:
         ConfigError: A value cannot be used.

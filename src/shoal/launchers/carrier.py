@@ -21,11 +21,13 @@ class RequestedAgent:
         agent: The carrier's handle of it; hashable.
         arrival: The call that is answered by an `Arrival` once the agent has started.
         limit_s: Limit for its start in seconds.
+        has_room: Whether its resources are reserved on a node that is not lost.
     """
 
     agent: Any
     arrival: Any
     limit_s: float
+    has_room: bool = False
 
 
 @final
@@ -62,6 +64,9 @@ class Carrier(ABC):
 
     advice_for_data: ClassVar[str] = "Pass files."
     """Remedy if data in memory cannot be sent."""
+
+    advice_for_start: ClassVar[str] = "look at the load of its nodes"
+    """Remedy if an agent does not start though it has room."""
 
     @property
     @abstractmethod

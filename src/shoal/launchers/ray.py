@@ -79,6 +79,10 @@ class RayCarrier(Carrier):
     advice: ClassVar[str] = (
         "Install them there, or name them in pip=... of shoal.clusters.Ray."
     )
+    advice_for_start: ClassVar[str] = (
+        "look at the load of its nodes, where Ray's processes have the niceness 15 "
+        "unless RAY_worker_niceness=0 is set before ray start"
+    )
     advice_for_data: ClassVar[str] = (
         "Give the nodes of the cluster more memory for objects (ray start "
         "--object-store-memory), or pass files."
@@ -117,7 +121,10 @@ class RayCarrier(Carrier):
             place: Any = PlacementGroupSchedulingStrategy(
                 self._group.bundles, placement_group_bundle_index=free[0]
             )
-            found.append(self._open(free[0], scheduling_strategy=place))
+            is_there = not avoided
+            found.append(
+                self._open(free[0], has_room=is_there, scheduling_strategy=place)
+            )
         if not free or avoided:
             found.append(self._ask_anywhere(avoided))
         return found
@@ -132,7 +139,9 @@ class RayCarrier(Carrier):
             where["scheduling_strategy"] = "SPREAD"
         return self._open(None, **where)
 
-    def _open(self, place: int | None, **options: Any) -> RequestedAgent:
+    def _open(
+        self, place: int | None, *, has_room: bool = False, **options: Any
+    ) -> RequestedAgent:
         """Requests an agent from Ray; within reserved room it needs no resources."""
         bundle = self._bundle
         kind = self._kind.options(num_cpus=bundle.cpus, num_gpus=bundle.gpus, **options)
@@ -140,7 +149,9 @@ class RayCarrier(Carrier):
         self._bundle_of[agent] = place
         first = agent.arrive.options(concurrency_group=WORK).remote(bundle.backend)
         limit_s = max(bundle.start_s, bundle.wait_s if place is None else 0.0)
-        return RequestedAgent(agent=agent, arrival=first, limit_s=limit_s)
+        return RequestedAgent(
+            agent=agent, arrival=first, limit_s=limit_s, has_room=has_room
+        )
 
     def call(self, agent: Any, method: str, *arguments: Any) -> Any:
         """Calls the actor; its reports have a thread of their own."""

@@ -33,7 +33,7 @@ class Bundle:
     gpus: float = 0.0
     placement: str = "SPREAD"
     wait_s: float = 60.0
-    start_s: float = 30.0
+    start_s: float = 120.0
     backend: str = ""
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
 

@@ -48,6 +48,7 @@ class AgentSlot:
         agent: The carrier's handle of it.
         arrival: Pending call of its first message.
         limit_s: Seconds that it may take to start.
+        has_room: Whether its resources are reserved on a node that is not lost.
         sockets: Listening sockets that it holds or opens.
         opening: Pending call -> the socket that it opens.
         servers: Tokens of processes that have inherited one.
@@ -56,6 +57,7 @@ class AgentSlot:
     agent: Any
     arrival: Any
     limit_s: float
+    has_room: bool = False
     here: Arrival | None = None
     token: str = ""
     report: Any = None
@@ -158,7 +160,12 @@ class RemoteLauncher(Launcher):
         """Requests an agent; several of which the first is used."""
         asked = self._carrier.request_agents(self._avoided, is_patient=role.is_patient)
         found = [
-            AgentSlot(agent=one.agent, arrival=one.arrival, limit_s=one.limit_s)
+            AgentSlot(
+                agent=one.agent,
+                arrival=one.arrival,
+                limit_s=one.limit_s,
+                has_room=one.has_room,
+            )
             for one in asked
         ]
         self._slots += found
@@ -401,10 +408,7 @@ class RemoteLauncher(Launcher):
                 self._move_in(token, process, now)
             limit_s = self._limit_s(process)
             if process.slot is None and now - process.since > limit_s:
-                reason = (
-                    f"found no room on the cluster within {limit_s:g} s, for "
-                    f"{self._carrier.room}"
-                )
+                reason = self._why_late(process, limit_s)
                 name = process.role.name
                 self._over(token, Exit(name=name, code=GONE, reason=reason))
         # An agent that starts at once, or is requested for a short time, needs seconds.
@@ -434,6 +438,16 @@ class RemoteLauncher(Launcher):
         if process.role.is_patient:
             return math.inf
         return max((slot.limit_s for slot in process.slots), default=0.0)
+
+    def _why_late(self, process: RemoteProcess, limit_s: float) -> str:
+        """Returns why a process has no agent after its limit."""
+        room = self._carrier.room
+        if any(slot.has_room for slot in process.slots):
+            return (
+                f"did not start within {limit_s:g} s, though {room} is reserved for "
+                f"it: {self._carrier.advice_for_start}"
+            )
+        return f"found no room on the cluster within {limit_s:g} s, for {room}"
 
     def _gone(self, slot: AgentSlot, why: str, *, is_node: bool = True) -> None:
         """Handles the loss of an agent and its processes."""
