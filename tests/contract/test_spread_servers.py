@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import psutil
 import pytest
@@ -20,12 +19,11 @@ import pytest
 import shoal
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.node_agent import NodeAgent
-from shoal.runs.events import read_events
-from shoal.runs.folder import Folder
 from tests.contract.test_carriers import Bench, gone, toy
 from tests.contract.test_plugin import site
 from tests.ray_nodes import listens, own_address
 from tests.support.models import wide
+from tests.support.watch import Watch
 
 __all__ = ["site", "toy"]
 
@@ -143,7 +141,7 @@ def servers_of(task: Any) -> list[psutil.Process]:
     return [child for child in children if listens(child)]
 
 
-class Watcher(keras.callbacks.Callback):
+class Watcher(Watch):
     """Notes which nodes have servers; does something at the tenth step.
 
     Args:
@@ -162,12 +160,11 @@ class Watcher(keras.callbacks.Callback):
         do: Callable[[Any], None] = lambda _: None,
         standbys: int = 0,
     ) -> None:
-        super().__init__()
-        self.toy, self.root, self.do, self.standbys = toy, root, do, standbys
+        super().__init__(root)
+        self.toy, self.do, self.standbys = toy, do, standbys
         self.until: Counter[str] = Counter() if until is None else until
-        self.seen, self.kinds = 0, Counter[str]()
+        self.seen, self.counts = 0, Counter[str]()
         self.killed: Any = None
-        self.is_over = False
         self.first: dict[str, list[psutil.Process]] = {}
         self.last: dict[str, list[psutil.Process]] = {}
 
@@ -178,26 +175,20 @@ class Watcher(keras.callbacks.Callback):
                 found.setdefault(task.process.args[-1], []).append(server)
         return found
 
-    def events(self) -> list[dict[str, Any]]:
-        [run] = self.root.iterdir()
-        return list(read_events(Folder.at(str(run))))
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seen += 1
-        if not self.first and self.seen % 10 == 0:
-            self.count()
-            if self.kinds["standby_ready"] >= self.standbys:
-                self.first = self.look()
-                self.do(self)
+        if self.first or self.seen % 10:
+            return
+        if self.kinds()["standby_ready"] >= self.standbys:
+            self.first = self.look()
+            self.do(self)
 
-    def count(self) -> None:
-        self.kinds = Counter(event["kind"] for event in self.events())
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.count()
-        if self.first and not self.is_over and self.kinds >= self.until:
-            self.last, self.is_over = self.look(), True
-            self.model.stop_training = True
+    def is_over(self, kinds: Counter[str]) -> bool:
+        self.counts = kinds
+        if not self.first or not kinds >= self.until:
+            return False
+        self.last = self.look()
+        return True
 
 
 def agent_of(toy: Any, node: str) -> Any:
@@ -273,7 +264,7 @@ def test_a_killed_server_is_started_again_on_its_node(toy: Any, tmp_path: Path) 
     assert watcher.first.keys() == watcher.last.keys()
     node, pid = watcher.killed
     assert [p.pid for p in watcher.last[node]] != [pid]
-    assert watcher.kinds["worker_lost"] == 0
+    assert watcher.counts["worker_lost"] == 0
 
 
 @on_nodes
@@ -288,7 +279,7 @@ def test_the_server_of_a_lost_node_starts_on_another_node(
     fit(toy, watcher)
     # The worker of that node ends too: with the other workers, as all go back to the
     # checkpoint, unless its end is noticed before that of the server.
-    assert watcher.kinds["worker_lost"] <= 1
+    assert watcher.counts["worker_lost"] <= 1
     [lost, stays] = watcher.first
     [free] = {"a", "b", "c"} - watcher.first.keys()
     assert watcher.last.keys() == {stays, free}
@@ -308,7 +299,7 @@ def test_a_standby_on_another_node_takes_over(toy: Any, tmp_path: Path) -> None:
     fit(toy, watcher, standby=1)
     assert sum(map(len, watcher.first.values())) == 4
     assert watcher.killed not in watcher.last
-    assert watcher.kinds["rollback"] == 0
+    assert watcher.counts["rollback"] == 0
 
 
 @on_nodes
@@ -319,11 +310,11 @@ def test_a_server_that_lost_both_nodes_continues_beside_the_driver(
     """Each time its standby follows before the next node is lost."""
 
     class Both(Watcher):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            super().on_epoch_end(epoch, logs)
-            if self.killed == ["a"] and self.kinds >= half:
+        def is_over(self, kinds: Counter[str]) -> bool:
+            if self.killed == ["a"] and kinds >= half:
                 agent_of(toy, "b").process.kill()
                 self.killed.append("b")
+            return super().is_over(kinds)
 
     def kill(watcher: Watcher) -> None:
         toy.nodes[:] = ["d"]
@@ -337,4 +328,4 @@ def test_a_server_that_lost_both_nodes_continues_beside_the_driver(
     assert watcher.first.keys() == {"a", "b"}
     assert watcher.killed == ["a", "b"]
     assert watcher.last == {}
-    assert watcher.kinds["rollback"] == 0
+    assert watcher.counts["rollback"] == 0

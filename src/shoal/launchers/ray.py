@@ -121,9 +121,8 @@ class RayCarrier(Carrier):
             place: Any = PlacementGroupSchedulingStrategy(
                 self._group.bundles, placement_group_bundle_index=free[0]
             )
-            is_there = not avoided
             found.append(
-                self._open(free[0], has_room=is_there, scheduling_strategy=place)
+                self._open(free[0], has_room=not avoided, scheduling_strategy=place)
             )
         if not free or avoided:
             found.append(self._ask_anywhere(avoided))
