@@ -296,10 +296,42 @@ def test_what_a_reader_holds_stays_as_a_run_changes(
         expect(page.get_by_text("Remove…")).to_be_visible()
 
 
+HELD_OBSERVERS = """
+const held = [];
+let isHeld = true;
+window.reportAll = () => { isHeld = false; for (const one of held.splice(0)) one(); };
+for (const name of ["ResizeObserver", "IntersectionObserver"]) {
+  window[name] = class extends window[name] {
+    constructor(tell, how) {
+      const later = (...news) => { held.push(() => tell(...news)); };
+      super((...news) => { (isHeld ? later : tell)(...news); }, how);
+    }
+  };
+}
+"""
+"""As in a browser that has no time for a frame, until `reportAll`."""
+
+
+def test_charts_are_drawn_at_once_as_wide_as_their_place(
+    page: Any, root: Path, served: Served
+):
+    run = make_run(root, "fish")
+    page.add_init_script(HELD_OBSERVERS)
+    page.goto(f"{served.url}/runs/runs/{run.id}")
+    expect(plots(page)).to_have_count(2)
+    for at in range(2):
+        chart = page.locator(".plot").nth(at)
+        wide, drawn_wide = chart.evaluate(
+            "chart => [chart.clientWidth, chart.querySelector('canvas').width]"
+        )
+        assert drawn_wide == wide > 200
+
+
 def test_charts_out_of_sight_are_drawn_when_they_are_seen(
     page: Any, root: Path, served: Served
 ):
     page.set_viewport_size({"width": 800, "height": 300})
+    page.add_init_script(HELD_OBSERVERS)
     with begin(root) as run:
         page.goto(f"{served.url}/runs/runs/{run.id}")
         exchange = {"rank": 0, "epoch": 0, "samples": 64, "steps": 1, "loss": 1.0}
@@ -311,6 +343,8 @@ def test_charts_out_of_sight_are_drawn_when_they_are_seen(
         before, times = chart.evaluate(picture), drawn(page)
         run.exchanges([{**exchange, "t": 50.0 + 2 * at} for at in range(5)])
         expect(page.locator("#charts")).not_to_have_attribute("data-drawn", times)
+        assert chart.evaluate(picture) == before
+        page.evaluate("reportAll()")
         assert chart.evaluate(picture) == before
         chart.scroll_into_view_if_needed()
         page.wait_for_function(

@@ -129,7 +129,7 @@ class Plot {
     this.table.addEventListener("toggle", () => this.drawTable());
     this.figure = make("figure", {}, make("figcaption", {}, chart.name), this.place, this.readout, this.told, this.legend, tools, this.table);
     if (before) { before.figure.replaceWith(this.figure); before.destroy(); }
-    else box.querySelector(`[data-chart-part="${chart.part}"] .figures`).append(this.figure);
+    else this.append(box.querySelector(`[data-chart-part="${chart.part}"]`));
     this.place.addEventListener("keydown", (event) => this.key(event));
     this.drawLegend();
     this.uplot = new uPlot(this.options(), this.data(), this.place);
@@ -139,12 +139,18 @@ class Plot {
     });
     this.size.observe(this.place);
     this.isStale = false;
-    this.isSeen = true;
+    this.isSeen = false; // until the observer says so, in the next frame
     this.sight = new IntersectionObserver((entries) => {
       this.isSeen = entries[entries.length - 1].isIntersecting;
       this.draw();
     }, { rootMargin: "200px" });
     this.sight.observe(this.place);
+  }
+
+  // A hidden part has no width, and a chart is drawn as wide as its place.
+  append(part) {
+    part.hidden = false;
+    part.querySelector(".figures").append(this.figure);
   }
 
   // uPlot goes through all places for each of its lines. The faint ones are many, and
