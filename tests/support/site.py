@@ -32,14 +32,16 @@ def build(folder: Path) -> Path:
     with (folder / "site.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not site.exists():
+            part = folder / "site.part"  # of a build that was killed, too
             made = subprocess.run(
                 # With --quiet it counts no warning.
                 [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir",
-                 str(site)],
+                 str(part)],
                 cwd=ROOT, capture_output=True, text=True, check=False,
                 env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
             )  # fmt: skip
             assert made.returncode == 0, made.stderr[-4000:]
+            part.rename(site)
     return site
 
 

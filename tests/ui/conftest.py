@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,6 +113,15 @@ def browser(chromium: Chromium) -> Any:
 
 
 TOKEN = "right-token-of-the-tests"
+
+
+@pytest.fixture
+def held_port() -> Iterator[int]:
+    """A port for servers one after the other, which nobody else gets between them."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,10 @@ from tests.s3 import s3, s3_endpoint
 from tests.ui.conftest import FAILED, TOKEN, Served, Serving, make_run
 
 __all__ = ["s3", "s3_endpoint"]
-pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(300)]
 
 WIDTHS = (360, 400, 768, 1280, 2560)
+FRAME = "() => new Promise((go) => requestAnimationFrame(() => go()))"
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def page(
     # Snapshots of each step would take a third of the time of pages with many rows.
     context.tracing.start(snapshots=False)
     found = context.new_page()
-    found.set_default_timeout(20_000)
+    found.set_default_timeout(60_000)
     wrong: list[str] = []
     found.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
     found.on("pageerror", lambda error: wrong.append(str(error)))
@@ -77,7 +78,7 @@ def page(
 
 def expect(locator: Any) -> Any:
     api = pytest.importorskip("playwright.sync_api")
-    api.expect.set_options(timeout=20_000)
+    api.expect.set_options(timeout=60_000)
     return api.expect(locator)
 
 
@@ -179,7 +180,7 @@ def test_a_run_is_watched_without_a_reload(page: Any, root: Path, served: Served
         expect(page.locator(".moments")).to_contain_text("worker 0 lost: killed")
         page.get_by_text("Stop…").click()
         page.get_by_role("button", name="Stop the run").click()
-        expect(page.locator("h1")).to_contain_text("live")
+        expect(page.locator("main")).to_contain_text("Asked to stop by")
         assert read_stop(run.folder) is not None
         run.finish("interrupted")
         expect(page.locator(".state")).to_contain_text("interrupted")
@@ -222,7 +223,7 @@ def test_values_read_by_held_keys_are_announced_now_and_then(
     figure = page.locator("figure", has=chart)
     readout, told = figure.locator(".readout"), figure.get_by_role("status")
     expect(told).to_have_text("")
-    page.clock.pause_at(page.evaluate("Date.now() + 1000") / 1000)
+    page.clock.pause_at(page.evaluate("Date.now() + 60_000") / 1000)
     chart.focus()
     page.keyboard.press("Home")
     first = readout.inner_text()
@@ -252,8 +253,7 @@ def test_losses_of_single_workers_are_drawn_behind(
     each = page.locator("figure", has=chart).get_by_role("button", name="each worker")
 
     def picture() -> str:
-        painted = "() => new Promise((go) => requestAnimationFrame(() => go()))"
-        page.evaluate(painted)
+        page.evaluate(FRAME)
         return chart.locator("canvas").evaluate("(one) => one.toDataURL()")
 
     with_all = picture()
@@ -340,9 +340,9 @@ def test_charts_out_of_sight_are_drawn_when_they_are_seen(
         expect(chart.locator("canvas")).to_have_count(1)
         page.evaluate("scrollTo(0, 0)")
         picture = "chart => chart.querySelector('canvas').toDataURL()"
-        before, times = chart.evaluate(picture), drawn(page)
+        before = chart.evaluate(picture)
         run.exchanges([{**exchange, "t": 50.0 + 2 * at} for at in range(5)])
-        expect(page.locator("#charts")).not_to_have_attribute("data-drawn", times)
+        expect(page.locator("body")).to_contain_text("640 of 1,280 samples")
         assert chart.evaluate(picture) == before
         page.evaluate("reportAll()")
         assert chart.evaluate(picture) == before
@@ -385,10 +385,15 @@ def test_a_zoom_is_in_the_address(page: Any, root: Path, served: Served):
 def test_a_command_is_copied(page: Any, root: Path, served: Served):
     run = make_run(root, "fish")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.clock.install()
     page.goto(f"{served.url}/runs/runs/{run.id}")
+    page.clock.pause_at(page.evaluate("Date.now() + 60_000") / 1000)
     shown = page.locator(".command code").first.inner_text()
-    page.locator(".command .copy").first.click()
-    expect(page.locator(".command .copy").first).to_have_text("Copied")
+    copy = page.locator(".command .copy").first
+    copy.click()
+    expect(copy).to_have_text("Copied")
+    page.clock.run_for(2000)
+    expect(copy).to_have_text("Copy")
     assert page.evaluate("navigator.clipboard.readText()") == shown
 
 
@@ -524,18 +529,18 @@ def test_pages_without_uplot_have_pictures(page: Any, root: Path, serving: Servi
 
 
 def test_a_server_that_restarts_is_found_again(
-    browser: Any, root: Path, serving: Serving
+    browser: Any, root: Path, serving: Serving, held_port: int
 ):
     with begin(root) as run:
         first = Serving(root.parent)
-        served = first.start(root)
+        served = first.start(root, port=held_port)
         context = browser.new_context()
         page = context.new_page()
         page.goto(f"{served.url}/runs/runs/{run.id}?token={TOKEN}")
         expect(page.locator(".state")).to_contain_text("running")
         first.close()
         expect(page.locator("#link-state")).to_have_text("Reconnecting…")
-        again = serving.start(root, port=served.port)
+        again = serving.start(root, port=held_port)
         assert again.port == served.port
         expect(page.locator("#link-state")).to_have_text("")
         run.event("worker_lost", rank=0, reason="killed")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(300)]
 
 FOLDER = Path(__file__).parents[2] / "docs" / "assets" / "concepts"
 FIGURES = sorted(FOLDER.glob("*.svg"))

@@ -239,6 +239,25 @@ def test_the_stream_tells_of_runs_that_go_on(
     stream.close()
 
 
+def test_the_stream_tells_of_a_run_that_begins_late(
+    serving: Serving, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A folder is claimed, and only later made a run: its root tells of the first."""
+    monkeypatch.setattr(list_changes, "AGAIN_S", 0.0)
+    monkeypatch.setattr(list_changes, "LOOK_S", 0.05)
+    gone = make_run(root, "cod")
+    served = serving.start(root)
+    stream = Stream(served, "/events")
+    assert data_of(stream, "begun")["count"] == 1
+    late = root / "2026-01-01-late-abc"
+    late.mkdir()
+    shutil.rmtree(root / gone.id)
+    assert data_of(stream, "list")["gone"] == [f"runs/{gone.id}"]
+    (late / "events").mkdir()
+    assert data_of(stream, "list")["new"] == [f"runs/{late.name}"]
+    stream.close()
+
+
 def test_the_stream_tells_of_runs_of_a_storage_that_go_on(
     serving: Serving, away: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tests.ui.conftest import TOKEN, Served, Serving, make_run
 from tests.ui.test_browser import _no_leaks, expect, page, served, violations
 
 __all__ = ["_no_leaks", "page", "s3", "s3_endpoint", "served"]
-pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def rows(page: Any) -> Any:
@@ -126,6 +127,35 @@ def test_a_run_that_goes_on_elsewhere_is_shown_and_found(
     expect(page.locator("#count")).to_have_text("0 of 1 run")
 
 
+def test_a_row_keeps_its_latest_answer(
+    page: Any, root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    """An answer that was asked for before, and comes after, changes nothing."""
+    monkeypatch.setattr(list_changes, "LOOK_S", 0.2)
+    run = make_run(root, "cod", status="interrupted")
+    page.goto(f"{served.url}/")
+    begun(page)
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        answer = route.fetch()
+        held.append(lambda: route.fulfill(response=answer))
+        if len(held) == 2:
+            held.pop()()
+
+    page.route("**/?part=rows&**", hold)
+    os.utime(root / run.id, (2e9, 2e9))  # as a file is made in it
+    while not held:
+        page.wait_for_timeout(10)
+    go_on(run)
+    expect(rows(page)).to_contain_text("running")
+    held[0]()
+    page.unroute("**/?part=rows&**")
+    with page.expect_response("**/?part=rows&**"):  # a later look at what is running
+        pass
+    expect(rows(page)).to_contain_text("running")
+
+
 def test_counts_follow_what_is_gone(page: Any, root: Path, served: Served):
     gone = make_run(root, "gone")
     make_run(root, "kept")
@@ -150,7 +180,7 @@ def test_new_runs_are_announced_now_and_then(page: Any, root: Path, served: Serv
     page.clock.install()
     page.goto(f"{served.url}/")
     begun(page)
-    page.clock.pause_at(page.evaluate("Date.now() + 1000") / 1000)
+    page.clock.pause_at(page.evaluate("Date.now() + 60_000") / 1000)
     news, told = page.locator("#news"), page.locator("#news-told")
     make_run(root, "one")
     expect(news).to_have_text("1 new run: show it")
@@ -163,11 +193,15 @@ def test_new_runs_are_announced_now_and_then(page: Any, root: Path, served: Serv
 
 
 def test_the_list_finds_its_server_again(
-    browser: Any, root: Path, serving: Serving, monkeypatch: pytest.MonkeyPatch
+    browser: Any,
+    root: Path,
+    serving: Serving,
+    held_port: int,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     make_run(root, "cod")
     first = Serving(root.parent)
-    served = first.start(root)
+    served = first.start(root, port=held_port)
     context = browser.new_context()
     page = context.new_page()
     link = page.locator("#link-state")
@@ -180,7 +214,7 @@ def test_the_list_finds_its_server_again(
     first.close()
     expect(link).to_have_text("Reconnecting…")
     make_run(root, "new")
-    serving.start(root, port=served.port)
+    serving.start(root, port=held_port)
     expect(link).to_have_text("")
     expect(page.locator("#news")).to_have_text("The list has changed: show it")
     context.close()

@@ -19,7 +19,7 @@ from tests.ui.test_browser import (
 )
 
 __all__ = ["_no_leaks", "page", "served"]
-pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(300)]
 
 REASON = """WorkerFailed: worker 0 failed: bad cell
 second line

@@ -18,7 +18,7 @@ from tests.ui.conftest import TOKEN, Served, Serving
 from tests.ui.test_browser import plots
 
 pytestmark = [
-    pytest.mark.ui, pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(300)
+    pytest.mark.ui, pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(900)
 ]  # fmt: skip
 
 SCRIPT = """
@@ -55,7 +55,7 @@ def test_a_training_from_its_form_to_its_model(
     (root.parent / "train.py").write_text(SCRIPT)
     context = browser.new_context()
     page = context.new_page()
-    page.set_default_timeout(90_000)
+    page.set_default_timeout(150_000)  # a plan may take 120 s
     page.goto(f"{served.url}/new?token={TOKEN}")
     page.get_by_label("Script").fill("train.py")
     page.get_by_label("Strategy", exact=True).fill("downpour")

@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -26,11 +26,16 @@ EXPLAINED = "explained"
 """Key of the plan's text for people, beside its fields."""
 
 
-def run_ids(root: str | os.PathLike[str]) -> list[str]:
-    """Returns the names of all run folders under a root, oldest first by name."""
+def run_ids(root: str | os.PathLike[str], *, known: Collection[str] = ()) -> list[str]:
+    """Returns the names of all run folders under a root, oldest first by name.
+
+    Args:
+        root: Folder or URL of runs.
+        known: Names that are of runs if they are there: that saves a look at each.
+    """
     folder = Folder.at(root)
     names = [name for name in folder.names() if not name.startswith(".")]
-    return [name for name in names if _is_run(folder.child(name))]
+    return [name for name in names if name in known or _is_run(folder.child(name))]
 
 
 def has_run(root: str | os.PathLike[str], name: str) -> bool:

@@ -159,12 +159,18 @@ def _times_in(site: Site, known: Known, root: Root) -> Known:
 
 
 def _looked(site: Site, known: Known) -> Known:
-    """Looks at the runs that are known, all on local disks that tell of changes."""
+    """Looks at runs on local disks that tell of changes; those known are runs still.
+
+    Others are looked for, too: a root tells of a folder, and not that it is a run now.
+    """
     found = Known()
     for root in site.roots.values():
         own = f"{root.key}/"
-        names = [name.removeprefix(own) for name in known if name.startswith(own)]
-        found |= _times(root, names)
+        names = {name.removeprefix(own) for name in known if name.startswith(own)}
+        try:
+            found |= _times(root, run_ids(root.folder.url, known=names))
+        except OSError:  # as in `_listed`
+            found |= _times(root, names)
     return found
 
 

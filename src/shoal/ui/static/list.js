@@ -111,11 +111,15 @@ if (search) {
 
 // ----------------------------------------------------------------------- live changes
 
+let asks = 0;
+const answered = new WeakMap(); // row -> the latest question whose answer it shows
+
 async function readAgain(rows) {
+  const mine = ++asks;
   const address = addressOf(document.getElementById("runs").dataset.rows, { run: rows.map((row) => row.dataset.run) });
   try {
     const fresh = await fetchPage(address);
-    if (fresh) rows.forEach((row) => changeRow(row, fresh));
+    if (fresh) rows.forEach((row) => changeRow(row, fresh, mine));
   } catch { /* the next look may be answered */ }
 }
 
@@ -135,7 +139,9 @@ function readSizes() {
   readEach(allRows().filter((row) => "unsized" in row.dataset));
 }
 
-function changeRow(row, fresh) {
+function changeRow(row, fresh, mine) {
+  if (answered.get(row) > mine) return; // it was on its way for longer than a later one
+  answered.set(row, mine);
   const found = [...fresh.querySelectorAll("tr")].find((one) => one.dataset.run === row.dataset.run);
   if (!found) return; // the stream tells whether it is gone
   const { state, text } = found.dataset;

@@ -12,6 +12,7 @@ let isAll = true;
 let current = -1;
 let waiting = 0;
 let asked = "";
+let searches = 0;
 let loads = 0;
 let following = null;
 
@@ -62,6 +63,7 @@ function tell() {
 
 // Searches all logs, or one; `hit` is the place of the line that is current again.
 async function find(hit = "") {
+  const own = ++searches;
   const wanted = asked = words();
   current = -1;
   change({ q: wanted, hit });
@@ -74,9 +76,9 @@ async function find(hit = "") {
     const address = addressOf(form.dataset.found, { q: wanted, from: next, rank: form.elements.rank.value });
     try {
       const answer = await fetch(address);
-      if (asked !== wanted || !answer.ok) return;
+      if (own !== searches || !answer.ok) return;
       const found = await answer.json();
-      if (asked !== wanted) return;
+      if (own !== searches) return;
       hits.push(...found.lines);
       next = found.next;
     } catch { return; }

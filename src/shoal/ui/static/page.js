@@ -121,9 +121,20 @@ const fresh = document.getElementById("new");
 
 const checked = new WeakMap(); // field -> its value when it was checked last
 
+// What a press has left is checked at once, and its error takes or gives a line: it is
+// shown after the press, as a button that moves under the pointer is not clicked.
+let isPressed = false;
+addEventListener("pointerdown", () => { isPressed = true; }, { capture: true });
+for (const kind of ["pointerup", "pointercancel"]) addEventListener(kind, () => { isPressed = false; }, { capture: true });
+
+async function released() {
+  while (isPressed) await new Promise((go) => setTimeout(go, 50));
+}
+
 async function check(field) {
-  if (checked.get(field) === field.value) return;
-  checked.set(field, field.value);
+  const { value } = field;
+  if (checked.get(field) === value) return;
+  checked.set(field, value);
   // A parameter is checked together with the others of its strategy.
   const name = field.name.startsWith("p.") ? "strategy" : field.name;
   const others = name === "strategy" ? [...fresh.querySelectorAll("fieldset:not([hidden]) [name]")] : [];
@@ -135,6 +146,8 @@ async function check(field) {
     const answer = await fetch(address);
     if (!answer.ok) return;
     const { error } = await answer.json();
+    await released();
+    if (checked.get(field) !== value) return; // a later value is asked for
     if (told.textContent !== error) told.textContent = error;
     field.setAttribute("aria-invalid", String(Boolean(error)));
     if (name === "strategy" && !error) clearErrors();
