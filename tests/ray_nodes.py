@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-START_S = 60.0
+START_S = 180.0
 MARK = "SHOAL_TEST_NODE"
 ALONE = {
     "RAY_AUTH_MODE": "disabled",

@@ -13,11 +13,14 @@ import pytest
 
 import shoal
 from tests.clusters.test_ray import ROWS, Cluster, data
+from tests.engine.test_faults import be_patient
 from tests.ray_nodes import RayNode, imported
 from tests.support.models import wide
 from tests.support.watch import Watch
 
-pytestmark = [pytest.mark.process, pytest.mark.ray, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.process, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)
+]  # fmt: skip
 
 
 MOST_LOOKS = 50
@@ -107,8 +110,13 @@ class TakeNode(Watch):
     ("standby", "is_cut"), [(0, False), (1, True)], ids=["killed", "cut"]
 )
 def test_a_server_is_on_another_node_and_the_run_outlives_it(
-    cluster: Cluster, tmp_path: Path, standby: int, is_cut: bool
+    cluster: Cluster,
+    tmp_path: Path,
+    standby: int,
+    is_cut: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    be_patient(monkeypatch)
     take = TakeNode(cluster, tmp_path, standby, is_cut=is_cut)
     history = shoal.fit(
         wide(), *data(), epochs=9999, workers=2, strategy="aeasgd", verbose=0,

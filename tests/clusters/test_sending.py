@@ -15,12 +15,13 @@ import shoal
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.remote_jobs import RUNNING
 from shoal.errors import ClusterError, ConfigError
-from shoal.runs.events import read_events
+from shoal.runs.events import read_events, unpack_exchanges
 from shoal.runs.folder import Folder
 from shoal.training import remote_fit
 from shoal.training.fit_call import FitCall
 from tests.clusters.test_host_cluster import Bench, bench
 from tests.datasets import Digits
+from tests.support.watch import PAUSES
 
 pytestmark = [
     pytest.mark.process,
@@ -30,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 __all__ = ["bench"]
+LOST = ("worker_left", "worker_lost")
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -82,31 +84,75 @@ def test_mnist_on_three_hosts(mnist: Digits, capfd: pytest.CaptureFixture[str]) 
     assert "attach to it by: shoal attach" in said.err
 
 
+class Ends(keras.callbacks.Callback):
+    """Ends a run on the head when a file is there.
+
+    Args:
+        path: The file, in a folder that tests and head share.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = self.path.exists()
+
+
+class CutHost:
+    """Cuts the third host once all three workers train, and ends the run at a loss.
+
+    Args:
+        bench: Its hosts.
+        is_over: File that ends the run.
+
+    Attributes:
+        cut_at: Unix seconds of the cut, 0 before.
+    """
+
+    def __init__(self, bench: Bench, is_over: Path) -> None:
+        self.bench, self.is_over, self.cut_at, self._next = bench, is_over, 0.0, 0.0
+
+    def write(self, data: bytes) -> None:
+        """Looks at the events of the run now and then, as its output comes."""
+        began = time.monotonic()
+        runs = [path.parent for path in (self.bench.folder / "shared").rglob("events")]
+        if began < self._next or not runs:
+            return
+        events = list(read_events(Folder.at(str(runs[0]))))
+        made = [event for event in events if event["kind"] == "exchanges"]
+        ranks = {one["rank"] for event in made for one in unpack_exchanges(event)}
+        if self.cut_at:
+            if any(event["kind"] in LOST for event in events):
+                self.is_over.touch()
+        elif len(ranks) == 3:
+            self.bench.hosts.cut(2)
+            self.cut_at = time.time()
+        self._next = time.monotonic() + PAUSES * (time.monotonic() - began)
+
+
 def test_a_host_that_is_cut_off(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the middle of a run: it goes on, and every sample counts once."""
     x, y = digits()
-    given = {"epochs": 40, "workers": 3, "verbose": 2, "strategy": "aeasgd"}
-    call = FitCall.of(model=network(), x=x, y=y, cluster="lab", **given)
-    sent, cut_at = remote_fit.send(call), list[float]()
-
-    def write(data: bytes) -> None:
-        if b"Epoch 1/" in data and not cut_at:
-            bench.hosts.cut(2)
-            cut_at.append(time.time())
-
+    given = {"epochs": 9999, "workers": 3, "verbose": 2, "strategy": "aeasgd"}
+    cut = CutHost(bench, tmp_path / "over")
+    call = FitCall.of(
+        model=network(), x=x, y=y, cluster="lab", callbacks=[Ends(cut.is_over)], **given
+    )
+    sent = remote_fit.send(call)
     try:
-        history = remote_fit.finish(sent, sent.follow(write))
+        history = remote_fit.finish(sent, sent.follow(cut.write))
     finally:
         bench.hosts.mend(2)
-    summary = history.run.summary()
-    assert summary.samples_committed == summary.samples_expected == 1500 * 40
+    epochs = len(history.history["loss"])
+    assert history.run.summary().samples_committed == 1500 * epochs
     events = list(read_events(Folder.at(history.run.url)))
-    lost = [e["time"] for e in events if e["kind"] in ("worker_left", "worker_lost")]
+    lost = [e["time"] for e in events if e["kind"] in LOST]
     assert lost
     with capsys.disabled():
-        print(f"\na host was cut off: noticed after {lost[0] - cut_at[0]:.1f} s")
+        print(f"\na host was cut off: noticed after {lost[0] - cut.cut_at:.1f} s")
     again = bench.shoal("cluster", "up", str(bench.folder / "hosts.yaml"))
     assert "3 of 4 hosts run" in again.output
 

@@ -21,6 +21,7 @@ from shoal.launchers.base import Exit, Role
 from shoal.launchers.node_agent import NodeAgent
 from tests.contract.test_carriers import Bench, gone, toy
 from tests.contract.test_plugin import site
+from tests.engine.test_faults import be_patient
 from tests.ray_nodes import listens, own_address
 from tests.support.models import wide
 from tests.support.watch import Watch
@@ -72,7 +73,9 @@ def test_a_server_is_started_beside_a_worker_and_again_at_the_same_address(
         assert bench.end_of(token).name == "server-1"
     assert bench.launcher.poll() == {}  # the workers live
     token = bench.launcher.start_at(found, role)
-    started = psutil.Process(agent.process.pid).children()
+    here = psutil.Process(agent.process.pid)
+    bench.until(lambda: len(here.children()) == 2)  # the worker, and the server
+    started = here.children()
     agent.process.kill()
     ended: dict[str, Exit] = {}
     while len(ended) < 2:
@@ -198,6 +201,11 @@ def agent_of(toy: Any, node: str) -> Any:
         if task.process.args[-1] == node and task.process.poll() is None
     ]  # fmt: skip
     return found
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
 
 
 def fit(toy: Any, watcher: Watcher, **fields: Any) -> Any:

@@ -321,9 +321,13 @@ def test_epochs_that_are_over_are_deleted() -> None:
         for epoch in range(4):
             for chunk in range(STEPS):
                 source.read(chunk, epoch)
-        time.sleep(0.2)
         (folder,) = spools()
-        epochs = {int(p.name.split("-")[0]) for p in folder.iterdir() if "-" in p.name}
+        deadline = time.monotonic() + 60
+        epochs = set(range(4))
+        while epochs != {2, 3} and time.monotonic() < deadline:
+            names = [p.name for p in folder.iterdir() if "-" in p.name]
+            epochs = {int(name.split("-")[0]) for name in names}
+            time.sleep(0.01)
         assert epochs == {2, 3}
 
 

@@ -5,7 +5,6 @@ Bounds are far above what is measured, so that only a change of kind breaks them
 
 from __future__ import annotations
 
-import statistics as st
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -130,4 +129,5 @@ def test_an_exchange_costs_a_few_copies() -> None:
             exchanges.append(middle - began)
             copies.append(time.perf_counter() - middle)
         client.leave()
-    assert st.median(exchanges) < 15 * st.median(copies)
+    # A busy machine makes some of each longer, and none shorter.
+    assert min(exchanges) < 15 * min(copies)

@@ -16,10 +16,12 @@ import pytest
 from shoal.training.start_run import rescue
 from tests.ray_nodes import EVERYWHERE, Place
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 LESSON = """
 import keras, numpy as np, psutil, shoal
+from shoal.engine.controller.controller import Controller
+Controller.rescue.__defaults__ = (60.0,)  # a busy machine answers in its own time
 random = np.random.default_rng(0)
 x = random.standard_normal((200_000, 8)).astype("float32")
 y = x[:, :1] * 2 + random.standard_normal((200_000, 1))

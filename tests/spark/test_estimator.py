@@ -20,6 +20,7 @@ from shoal.spark import KerasEstimator, KerasModel
 from shoal.spark.estimator import divided
 from shoal.spark.fit_request import read_request
 from tests.habits.cases import data, make_model, weights_of
+from tests.spark.processes import jobs_end
 
 pytestmark = [
     pytest.mark.spark,
@@ -115,7 +116,7 @@ def test_a_search_of_two_threads_on_two_slots_ends_and_its_best_model_is_kept(
     for mine, other in weights:
         np.testing.assert_array_equal(mine, other)
     assert not rows.is_cached
-    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+    assert jobs_end(spark)
 
 
 def test_another_process_predicts_the_same(rows: Any, searched: dict[str, Any]) -> None:

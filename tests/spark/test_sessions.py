@@ -87,7 +87,7 @@ class Look(Watch):
 
     def is_over(self, kinds: Counter[str]) -> bool:
         self.seen = [one.environ() for one in workers_of(self.standalone)]
-        return True
+        return len(self.seen) == 2
 
 
 def test_workers_have_cores_and_a_gpu_by_a_profile(
