@@ -84,19 +84,20 @@ def test_mnist_on_three_hosts(mnist: Digits, capfd: pytest.CaptureFixture[str]) 
     assert "attach to it by: shoal attach" in said.err
 
 
-class Ends(keras.callbacks.Callback):
-    """Ends a run on the head when a file is there.
+def ends(path: Path) -> Any:
+    """A callback that ends a run on the head when a file is there.
+
+    Its class is sent along: the head does not have this module.
 
     Args:
         path: The file, in a folder that tests and head share.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = path.exists()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.model.stop_training = self.path.exists()
+    return Ends()
 
 
 class CutHost:
@@ -139,7 +140,7 @@ def test_a_host_that_is_cut_off(
     given = {"epochs": 9999, "workers": 3, "verbose": 2, "strategy": "aeasgd"}
     cut = CutHost(bench, tmp_path / "over")
     call = FitCall.of(
-        model=network(), x=x, y=y, cluster="lab", callbacks=[Ends(cut.is_over)], **given
+        model=network(), x=x, y=y, cluster="lab", callbacks=[ends(cut.is_over)], **given
     )
     sent = remote_fit.send(call)
     try:
