@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +113,17 @@ def test_only_fit_is_sent() -> None:
         shoal.plan(model(), *data(), cluster="ray://head:10001")
     with pytest.raises(ConfigError, match="run=False"):
         shoal.fit(model(), *data(), cluster="ray://head:10001", run=False)
+
+
+def test_without_ray_nothing_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"Install it: pip install 'shoal\[ray\]'"):
+        shoal.fit(model(), *data(), workers=1, cluster="ray://localhost:1")
+    assert capsys.readouterr().err == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_client_server_listens(tmp_path: Path) -> None:

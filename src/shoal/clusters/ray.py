@@ -33,6 +33,7 @@ from shoal.clusters.ray_joining import (
     own_sigterm,
     ray_environment,
     reach,
+    require_ray,
     token,
 )
 from shoal.clusters.remote_jobs import RemoteJobs
@@ -121,7 +122,12 @@ class Ray(Cluster):
         return (self.address or "").startswith(CLIENT)
 
     def jobs(self) -> RemoteJobs:
-        """Returns the jobs that were sent to it."""
+        """Returns the jobs that were sent to it.
+
+        Raises:
+            ConfigError: Ray is not installed.
+        """
+        require_ray()
         found: Any = import_module("shoal.clusters.ray_jobs")
         return found.RayJobs(self)
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from shoal.errors import ClusterError, ConfigError
@@ -29,10 +30,24 @@ def import_ray() -> Any:
     try:
         return import_module("ray")
     except ImportError as error:
-        raise ConfigError(
-            f"Ray cannot be used: {error}. Expected it to be installed here and on "
-            "every node. Install it: pip install 'shoal[ray]'."
-        ) from None
+        raise _unusable(str(error)) from None
+
+
+def require_ray() -> None:
+    """Refuses where Ray is not installed, before anything is done for it.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    if find_spec("ray") is None:
+        raise _unusable("No module named 'ray'")
+
+
+def _unusable(why: str) -> ConfigError:
+    return ConfigError(
+        f"Ray cannot be used: {why}. Expected it to be installed here and on every "
+        "node. Install it: pip install 'shoal[ray]'."
+    )
 
 
 def is_connected() -> bool:

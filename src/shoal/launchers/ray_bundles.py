@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 from ray._private.state import available_resources_per_node
@@ -29,13 +29,13 @@ class Bundle:
         variables: Name -> value, for the worker's environment.
     """
 
-    cpus: float = 1.0
-    gpus: float = 0.0
-    placement: str = "SPREAD"
-    wait_s: float = 60.0
-    start_s: float = 120.0
-    backend: str = ""
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    cpus: float
+    gpus: float
+    placement: str
+    wait_s: float
+    start_s: float
+    backend: str
+    variables: Mapping[str, str]
 
     @property
     def bundle(self) -> dict[str, float]:

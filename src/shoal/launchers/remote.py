@@ -23,7 +23,7 @@ import cloudpickle
 from shoal.errors import ClusterError
 from shoal.host.private import alike
 from shoal.launchers.base import Exit, Launcher, NodeSocket, Role
-from shoal.launchers.carrier import CallResult, Carrier
+from shoal.launchers.carrier import CallResult, Carrier, RequestedAgent
 from shoal.launchers.data_broadcast import DataBroadcast
 from shoal.launchers.node_agent import BEAT_S, AgentReport, Arrival, Listening, Memory
 from shoal.launchers.shared import SharedBlob
@@ -45,19 +45,13 @@ class AgentSlot:
     """An agent, the worker's process that it watches, and servers beside it.
 
     Args:
-        agent: The carrier's handle of it.
-        arrival: Pending call of its first message.
-        limit_s: Seconds that it may take to start.
-        has_room: Whether its resources are reserved on a node that is not lost.
+        request: How it was requested.
         sockets: Listening sockets that it holds or opens.
         opening: Pending call -> the socket that it opens.
         servers: Tokens of processes that have inherited one.
     """
 
-    agent: Any
-    arrival: Any
-    limit_s: float
-    has_room: bool = False
+    request: RequestedAgent
     here: Arrival | None = None
     token: str = ""
     report: Any = None
@@ -70,7 +64,7 @@ class AgentSlot:
 
     def waited_for(self) -> list[Any]:
         """Returns the calls that it will answer."""
-        first = [self.arrival] if self.here is None else []
+        first = [self.request.arrival] if self.here is None else []
         return [*first, *self.calls, *([] if self.report is None else [self.report])]
 
 
@@ -159,28 +153,20 @@ class RemoteLauncher(Launcher):
     def _ask_for_room(self, role: Role) -> list[AgentSlot]:
         """Requests an agent; several of which the first is used."""
         asked = self._carrier.request_agents(self._avoided, is_patient=role.is_patient)
-        found = [
-            AgentSlot(
-                agent=one.agent,
-                arrival=one.arrival,
-                limit_s=one.limit_s,
-                has_room=one.has_room,
-            )
-            for one in asked
-        ]
+        found = [AgentSlot(request=one) for one in asked]
         self._slots += found
         return found
 
     def _call(self, slot: AgentSlot, method: str, *arguments: Any) -> Any:
         """Calls an agent, which runs such calls one after the other."""
-        found = self._carrier.call(slot.agent, method, *arguments)
+        found = self._carrier.call(slot.request.agent, method, *arguments)
         slot.calls.append(found)
         return found
 
     def _ask(self, slot: AgentSlot, now: float) -> None:
         """Requests an agent's next report."""
         slot.asked = now
-        slot.report = self._carrier.call(slot.agent, "report")
+        slot.report = self._carrier.call(slot.request.agent, "report")
 
     def _arrived(self, slot: AgentSlot, here: Arrival) -> None:
         """Handles an agent's arrival: its process starts, if it is still wanted."""
@@ -211,7 +197,7 @@ class RemoteLauncher(Launcher):
 
     def _begin(self, token: str, process: RemoteProcess, slot: AgentSlot) -> None:
         if slot.here is not None:
-            memory = self._broadcast.home(slot.here, slot.agent)
+            memory = self._broadcast.home(slot.here, slot.request.agent)
             variables = {**self._variables, **(process.role.environment or {})}
             role = replace(process.role, log=None, environment=variables)
             self._call(slot, "start", token, role, memory)
@@ -341,7 +327,7 @@ class RemoteLauncher(Launcher):
                 self._take(slot, call, result.value)
 
     def _take(self, slot: AgentSlot, call: Any, answer: Any) -> None:
-        if call == slot.arrival and slot.here is None:
+        if call == slot.request.arrival and slot.here is None:
             self._arrived(slot, answer)
         elif call == slot.report:
             self._heard(slot, answer)
@@ -349,7 +335,7 @@ class RemoteLauncher(Launcher):
         elif call in slot.calls:
             slot.calls.remove(call)
             if isinstance(answer, Memory) and slot.here is not None:
-                self._broadcast.opened(slot.here.node_id, slot.agent, answer)
+                self._broadcast.opened(slot.here.node_id, slot.request.agent, answer)
             elif isinstance(answer, Listening) and call in slot.opening:
                 opened = slot.opening.pop(call)
                 opened.port, opened.descriptor = answer.port, answer.descriptor
@@ -437,12 +423,12 @@ class RemoteLauncher(Launcher):
         """Returns the seconds until an agent must have started."""
         if process.role.is_patient:
             return math.inf
-        return max((slot.limit_s for slot in process.slots), default=0.0)
+        return max((slot.request.limit_s for slot in process.slots), default=0.0)
 
     def _why_late(self, process: RemoteProcess, limit_s: float) -> str:
         """Returns why a process has no agent after its limit."""
         room = self._carrier.room
-        if any(slot.has_room for slot in process.slots):
+        if any(slot.request.has_room for slot in process.slots):
             return (
                 f"did not start within {limit_s:g} s, though {room} is reserved for "
                 f"it: {self._carrier.advice_for_start}"
@@ -475,8 +461,8 @@ class RemoteLauncher(Launcher):
             for socket in slot.sockets:
                 socket.lost = why
             self._slots.remove(slot)
-            self._broadcast.forget(slot.agent)
-            self._carrier.release(slot.agent)
+            self._broadcast.forget(slot.request.agent)
+            self._carrier.release(slot.request.agent)
 
     # --------------------------------------------------------------- ending
 
