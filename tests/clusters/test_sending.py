@@ -105,19 +105,22 @@ class CutHost:
 
     Args:
         bench: Its hosts.
+        job: Id of the run's job; others may have left files beside it.
         is_over: File that ends the run.
 
     Attributes:
         cut_at: Unix seconds of the cut, 0 before.
     """
 
-    def __init__(self, bench: Bench, is_over: Path) -> None:
-        self.bench, self.is_over, self.cut_at, self._next = bench, is_over, 0.0, 0.0
+    def __init__(self, bench: Bench, job: str, is_over: Path) -> None:
+        self.bench, self.job, self.is_over = bench, job, is_over
+        self.cut_at = self._next = 0.0
 
     def write(self, data: bytes) -> None:
         """Looks at the events of the run now and then, as its output comes."""
         began = time.monotonic()
-        runs = [path.parent for path in (self.bench.folder / "shared").rglob("events")]
+        [jobs] = (self.bench.folder / "shared").glob(".shoal-*/jobs")
+        runs = [path.parent for path in (jobs / self.job).rglob("events")]
         if began < self._next or not runs:
             return
         events = list(read_events(Folder.at(str(runs[0]))))
@@ -138,11 +141,12 @@ def test_a_host_that_is_cut_off(
     """In the middle of a run: it goes on, and every sample counts once."""
     x, y = digits()
     given = {"epochs": 9999, "workers": 3, "verbose": 2, "strategy": "aeasgd"}
-    cut = CutHost(bench, tmp_path / "over")
+    over = ends(tmp_path / "over")
     call = FitCall.of(
-        model=network(), x=x, y=y, cluster="lab", callbacks=[ends(cut.is_over)], **given
+        model=network(), x=x, y=y, cluster="lab", callbacks=[over], **given
     )
     sent = remote_fit.send(call)
+    cut = CutHost(bench, sent.id, tmp_path / "over")
     try:
         history = remote_fit.finish(sent, sent.follow(cut.write))
     finally:
