@@ -8,10 +8,15 @@ from typing import Any
 import keras
 import pytest
 
+from shoal.engine.controller import shared_servers
+from shoal.engine.transport import heartbeat
+from shoal.runs.events import read_events
+from shoal.runs.folder import Folder
 from tests.engine import test_faults
 from tests.engine.test_faults import (
     ROWS,
     KillServer,
+    StopServer,
     be_patient,
     fit,
     kinds,
@@ -79,6 +84,30 @@ class KillPart(KillServer):
         self.seen += 1
         if self.seen == self.batch:
             servers_of_this_process()[-1].kill()
+
+
+class StopPart(StopServer):
+    """Stops a server that orders nothing: its connections stay open and silent."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        if self.seen == self.batch:
+            servers_of_this_process()[-1].suspend()
+
+
+@pytest.mark.process
+@EVERYWHERE_LONG
+def test_a_server_that_hangs_is_lost_before_its_part_is_late(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "FLOOR_S", 2.0)
+    monkeypatch.setattr(shared_servers, "PART_S", 1.0)
+    history = fit("aeasgd", place, epochs=6, callbacks=[StopPart(1)], servers=2)
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == ROWS * 6
+    [lost] = [e for e in read_events(Folder.at(history.run.url))
+              if e["kind"] == "server_lost"]  # fmt: skip
+    assert "hung: it answered nothing for more than" in lost["reason"]
 
 
 @pytest.mark.process

@@ -74,10 +74,7 @@ def open_standalone(url: str, folder: str, **settings: str) -> Any:
     words = {
         "spark.driver.host": host, "spark.driver.bindAddress": host,
         "spark.executor.memory": "500m", "spark.executor.cores": "1",
-        "spark.cores.max": "2",
-        # Both executors are there when the first job begins.
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s", **settings,
+        "spark.cores.max": "2", **settings,
     }  # fmt: skip
     return open_session(url, folder, **words)
 

@@ -222,6 +222,11 @@ class Servers:
         if self._link is not None:
             self._send(self._link, command, body)
 
+    @property
+    def silence_limit_s(self) -> float:
+        """Returns the seconds of silence after which the server counts as lost."""
+        return self._heartbeat.limit_s
+
     def follow(self, address: tuple[str, int]) -> None:
         """Tells the server the address of the one that orders events."""
         self._order = address

@@ -140,7 +140,9 @@ def _number(message: Message) -> int:
 
 POLL_S = 0.05
 FOLLOW_S = 1.0  # between two attempts to connect a shard to number 0
-PART_S = 60.0  # for a shard's part of a report: every shard is near that event
+PART_S = 60.0
+"""Limit for a shard's part of a report, for every shard is near that event; beyond the
+time after which a silent shard is lost, and replaced."""
 
 
 @final
@@ -251,14 +253,15 @@ class SharedServers:
         Raises:
             ClusterError: A shard does not report it.
         """
-        until = self._clock() + PART_S
+        limit_s = PART_S + max(shard.silence_limit_s for shard in self._shards)
+        until = self._clock() + limit_s
         found: list[Message] = []
         for place, parts in enumerate(self._parts):
             while not parts or _number(parts[-1]) < number:
                 if self._clock() > until:
                     raise ClusterError(
                         f"server-{place + 1} has not sent its part of the weights. "
-                        f"Expected it within {PART_S:g} s; its process still runs. "
+                        f"Expected it within {limit_s:.0f} s; its process still runs. "
                         "See its output in the run's log."
                     )
                 check()
