@@ -74,7 +74,9 @@ def open_standalone(url: str, folder: str, **settings: str) -> Any:
     words = {
         "spark.driver.host": host, "spark.driver.bindAddress": host,
         "spark.executor.memory": "500m", "spark.executor.cores": "1",
-        "spark.cores.max": "2", **settings,
+        "spark.cores.max": "2",
+        "spark.speculation": "false",  # a JVM keeps the settings of its first session
+        **settings,
     }  # fmt: skip
     return open_session(url, folder, **words)
 
