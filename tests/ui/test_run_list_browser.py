@@ -110,14 +110,22 @@ def test_a_run_of_a_bucket_that_goes_on_elsewhere_is_shown(
         expect(rows(other)).to_contain_text("running")
 
 
-def test_a_run_that_goes_on_elsewhere_is_shown_and_found(
+@pytest.fixture
+def interrupted(
     page: Any, root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
-):
+) -> StoredRun:
+    """The only run of an open list, whose changes are told at once."""
     monkeypatch.setattr(list_changes, "LOOK_S", 0.2)
     run = make_run(root, "cod", status="interrupted")
     page.goto(f"{served.url}/")
     begun(page)
-    go_on(run)
+    return run
+
+
+def test_a_run_that_goes_on_elsewhere_is_shown_and_found(
+    page: Any, interrupted: StoredRun
+):
+    go_on(interrupted)
     expect(rows(page)).to_contain_text("running")
     find = page.get_by_label("Find")
     find.fill("running")
@@ -127,14 +135,8 @@ def test_a_run_that_goes_on_elsewhere_is_shown_and_found(
     expect(page.locator("#count")).to_have_text("0 of 1 run")
 
 
-def test_a_row_keeps_its_latest_answer(
-    page: Any, root: Path, served: Served, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_row_keeps_its_latest_answer(page: Any, root: Path, interrupted: StoredRun):
     """An answer that was asked for before, and comes after, changes nothing."""
-    monkeypatch.setattr(list_changes, "LOOK_S", 0.2)
-    run = make_run(root, "cod", status="interrupted")
-    page.goto(f"{served.url}/")
-    begun(page)
     held: list[Any] = []
 
     def hold(route: Any) -> None:
@@ -144,10 +146,10 @@ def test_a_row_keeps_its_latest_answer(
             held.pop()()
 
     page.route("**/?part=rows&**", hold)
-    os.utime(root / run.id, (2e9, 2e9))  # as a file is made in it
+    os.utime(root / interrupted.id, (2e9, 2e9))  # as a file is made in it
     while not held:
         page.wait_for_timeout(10)
-    go_on(run)
+    go_on(interrupted)
     expect(rows(page)).to_contain_text("running")
     held[0]()
     page.unroute("**/?part=rows&**")

@@ -133,9 +133,13 @@ def _listed(site: Site, known: Known, fresh_s: float) -> Known:
         try:
             found |= answer()
         except Exception:  # a file system of fsspec may raise anything
-            own = f"{root.key}/"
-            found |= {name: at for name, at in known.items() if name.startswith(own)}
+            found |= _known_in(root, known)
     return found
+
+
+def _known_in(root: Root, known: Known) -> Known:
+    own = f"{root.key}/"
+    return {name: at for name, at in known.items() if name.startswith(own)}
 
 
 def _times_in(site: Site, known: Known, root: Root) -> Known:
@@ -165,12 +169,12 @@ def _looked(site: Site, known: Known) -> Known:
     """
     found = Known()
     for root in site.roots.values():
-        own = f"{root.key}/"
-        names = {name.removeprefix(own) for name in known if name.startswith(own)}
+        before = _known_in(root, known)
+        names = {name.removeprefix(f"{root.key}/") for name in before}
         try:
             found |= _times(root, run_ids(root.folder.url, known=names))
-        except OSError:  # as in `_listed`
-            found |= _times(root, names)
+        except OSError:  # they are as they were
+            found |= before
     return found
 
 

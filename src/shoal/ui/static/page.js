@@ -123,13 +123,12 @@ const checked = new WeakMap(); // field -> its value when it was checked last
 
 // What a press has left is checked at once, and its error takes or gives a line: it is
 // shown after the press, as a button that moves under the pointer is not clicked.
-let isPressed = false;
-addEventListener("pointerdown", () => { isPressed = true; }, { capture: true });
-for (const kind of ["pointerup", "pointercancel"]) addEventListener(kind, () => { isPressed = false; }, { capture: true });
-
-async function released() {
-  while (isPressed) await new Promise((go) => setTimeout(go, 50));
-}
+let released = Promise.resolve();
+addEventListener("pointerdown", () => {
+  released = new Promise((go) => {
+    for (const kind of ["pointerup", "pointercancel"]) addEventListener(kind, () => setTimeout(go), { once: true });
+  });
+});
 
 async function check(field) {
   const { value } = field;
@@ -146,7 +145,7 @@ async function check(field) {
     const answer = await fetch(address);
     if (!answer.ok) return;
     const { error } = await answer.json();
-    await released();
+    await released;
     if (checked.get(field) !== value) return; // a later value is asked for
     if (told.textContent !== error) told.textContent = error;
     field.setAttribute("aria-invalid", String(Boolean(error)));
