@@ -19,7 +19,7 @@ from shoal.ui.app import CHANGE
 from shoal.ui.curves import AXES
 from shoal.ui.pages.run import EVENTS_FILE
 from shoal.ui.pages.run_parts import PARTS
-from tests.ui.conftest import Serving, Stream, make_run
+from tests.ui.conftest import Serving, Stream, make_run, remove_at_once
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -418,7 +418,7 @@ def test_a_stream_reports_changes_and_the_end(serving: Serving, root: Path):
     assert all(chart["lines"] for chart in whole["series"]["charts"])
     assert all("same" in chart for chart in news["series"]["charts"])
     assert len(news["series"]["marks"]) == len(whole["series"]["marks"]) + 1
-    shutil.rmtree(root / run.id)
+    remove_at_once(root / run.id)
     assert stream.next()["event"] == "removed"
     stream.close()
 
@@ -430,7 +430,7 @@ def test_all_pages_of_a_run_hear_of_its_end(serving: Serving, root: Path):
     streams = [Stream(served, f"/runs/runs/{run.id}/events") for _ in range(2)]
     for stream in streams:
         assert stream.next()["event"] == "change"
-    shutil.rmtree(root / run.id)
+    remove_at_once(root / run.id)
     assert streams[0].next()["event"] == "removed"
     served.site.views.of(Folder.at(root).child(run.id))  # as another page does
     assert streams[1].next()["event"] == "removed"

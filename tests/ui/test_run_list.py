@@ -26,7 +26,7 @@ from shoal.runs.store import create, open_run
 from shoal.runs.writer import LOCK
 from shoal.ui import storage_calls
 from shoal.ui.pages import list_changes
-from tests.ui.conftest import Served, Serving, Stream, make_run
+from tests.ui.conftest import Served, Serving, Stream, make_run, remove_at_once
 
 
 class Away(MemoryFileSystem):
@@ -234,7 +234,7 @@ def test_the_stream_tells_of_runs_that_go_on(
     os.utime(root / run.id, (2e9, 2e9))  # as a file is made in it
     news = data_of(stream, "list")
     assert news == {"gone": [], "new": [], "changed": [f"runs/{run.id}"]}
-    shutil.rmtree(root / run.id)
+    remove_at_once(root / run.id)
     assert data_of(stream, "list")["gone"] == [f"runs/{run.id}"]
     stream.close()
 
@@ -251,7 +251,7 @@ def test_the_stream_tells_of_a_run_that_begins_late(
     assert data_of(stream, "begun")["count"] == 1
     late = root / "2026-01-01-late-abc"
     late.mkdir()
-    shutil.rmtree(root / gone.id)
+    remove_at_once(root / gone.id)
     assert data_of(stream, "list")["gone"] == [f"runs/{gone.id}"]
     (late / "events").mkdir()
     assert data_of(stream, "list")["new"] == [f"runs/{late.name}"]
