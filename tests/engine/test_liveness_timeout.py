@@ -114,3 +114,18 @@ def test_a_pause_of_the_server_counts_against_no_worker() -> None:
     worker.liveness.forgive(1000.0)
     assert not worker.is_over(1000.0)
     assert worker.is_over(1010.0)
+
+
+@given(st.floats(0.0, 1e4), st.floats(0.0, 10.0))
+def test_a_worker_that_waits_for_a_silent_server_is_due_after_it(
+    now: float, within_s: float
+) -> None:
+    liveness = LivenessTimeout(startup_s=1.0)
+    liveness.seeks(now, within_s)  # it waits for an answer of this server
+    assert liveness.since is None
+    liveness.answered(now)
+    liveness.seeks(now + 1000, within_s)
+    assert not liveness.is_over(now + 1000 + within_s + FLOOR_S / 2)
+    assert liveness.is_over(now + 1001 + within_s + FLOOR_S)
+    liveness.answered(now + 2000)
+    assert liveness.is_over(now + 2001 + FLOOR_S)

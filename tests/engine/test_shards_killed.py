@@ -110,6 +110,37 @@ def test_a_server_that_hangs_is_lost_before_its_part_is_late(
     assert "hung: it answered nothing for more than" in lost["reason"]
 
 
+class StopSecond(keras.callbacks.Callback):
+    """Stops a server that orders nothing once all have standbys; ends the run after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stopped = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self.is_stopped and kinds_so_far().count("standby_ready") == 2:
+            self.is_stopped = True
+            servers_of_this_process()[1].suspend()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = "server_replaced" in kinds_so_far()
+
+
+@pytest.mark.process
+@EVERYWHERE_LONG
+def test_workers_that_wait_for_a_server_that_hangs_are_not_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hang for longer than a worker may."""
+    monkeypatch.setattr(heartbeat, "STANDBY_FLOOR_S", 12.0)
+    given: dict[str, Any] = {"servers": 2, "standby": 1, "epochs": 9999}
+    history = fit("aeasgd", place, callbacks=[StopSecond()], **given)
+    assert summary(history).samples_committed == ROWS * len(history.history["loss"])
+    told = kinds(history)
+    assert [told.count(k) for k in ("server_lost", "server_replaced")] == [1, 1]
+    assert not {"worker_lost", "rollback"} & set(told)
+
+
 @pytest.mark.process
 @EVERYWHERE_LONG
 def test_without_a_standby_all_servers_go_back_together(place: Place) -> None:

@@ -1,13 +1,42 @@
-"""Messages whose vectors are split over several servers, as number 0 waits for them."""
+"""Messages split over several servers, and these servers, as number 0 sees them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from shoal.engine.server.session import WorkerSession
-from shoal.engine.server.shard_peers import SplitMessage, SplitMessages
+from shoal.engine.server.shard_peers import (
+    SILENT_S,
+    ShardPeers,
+    SplitMessage,
+    SplitMessages,
+)
 from shoal.engine.transport.messages.events import WorkerSays
 from shoal.engine.transport.messages.worker_to_server import Need
+
+
+class Shard:
+    """A peer of which nothing else is asked."""
+
+    role, rank = "", 0
+
+
+def test_a_silent_shard_is_not_heard_though_it_is_connected() -> None:
+    nothing: Any = None
+    peers = [Shard(), Shard()]
+    shards = ShardPeers((1, 2), nothing, nothing)
+    assert not shards.are_heard(0.0)
+    for number, peer in enumerate(peers, start=1):
+        shards.add(cast(Any, peer), number, (), now=0.0)
+    assert shards.are_heard(SILENT_S)
+    shards.hear(1, SILENT_S)
+    assert not shards.are_heard(SILENT_S + 1)
+    assert shards.are_complete
+    shards.hear(2, SILENT_S + 1)
+    assert shards.are_heard(SILENT_S + 1)
+    shards.gone(cast(Any, peers[1]))
+    assert not shards.are_heard(SILENT_S + 1)
+    assert ShardPeers((), nothing, nothing).are_heard(9.0)  # one server has all
 
 
 def message(

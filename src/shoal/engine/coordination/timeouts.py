@@ -55,6 +55,16 @@ class LivenessTimeout:
         """
         self.since, self.return_s = now, within_s
 
+    def seeks(self, now: float, within_s: float) -> None:
+        """A server that shares the vector is silent or lost, and it may wait for that.
+
+        Args:
+            now: Seconds of the clock.
+            within_s: Seconds that a call at an address without a server may take.
+        """
+        if self.since is not None:
+            self.returns(now, within_s)
+
     def moves(self, now: float) -> None:
         """Bytes go to it or come from it: it is not silent before they have arrived."""
         if self.since is not None:

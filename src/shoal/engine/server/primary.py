@@ -139,12 +139,14 @@ class Primary(BaseServer):
         pause_s = now - before
         self._straggler_timeout.forgive(self._replication.stalled_s())
         waiting = self._replication.waiting
-        is_whole = self._shards.are_complete
+        is_whole, are_heard = self._shards.are_complete, self._shards.are_heard(now)
         for session in list(self.replica.sessions.values()):
             peer = self._workers.get(session.rank)
             waits = not is_whole and self._split_messages.waits(session.rank)
             if peer in waiting or waits:
                 session.liveness.answered(now)  # it waits for another server
+            elif not are_heard:  # it may wait for that one's part of an answer
+                session.liveness.seeks(now, within_s=TURN_S)
             elif peer is not None and peer.channel.has_moved():
                 session.liveness.moves(now)
             elif pause_s > PAUSE_S:  # this server stood still, and has read nothing
@@ -238,7 +240,7 @@ class Primary(BaseServer):
         elif kind == ShardCalls.kind and peer.channel.is_commander:
             message = ShardCalls.parse(head)
             lacking = self.replica.event_log.after(message.have)
-            self._shards.add(peer, message.number, lacking)
+            self._shards.add(peer, message.number, lacking, self._clock())
         else:
             return False
         return True
@@ -364,6 +366,7 @@ class Primary(BaseServer):
 
     def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
         shard, sessions = peer.rank, self.replica.sessions
+        self._shards.hear(shard, self._clock())
         match read(FROM_SHARD, head, "a shard"):
             case Took(number=number):
                 event_log = self.replica.event_log

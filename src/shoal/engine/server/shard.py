@@ -53,6 +53,7 @@ from shoal.wire.frames import BadFrame, Head
 
 FOLLOW_S = 2.0  # for the handshake with number 0, which is known to be up
 START_S = 60.0  # the same, of one that is just starting
+BEAT_S = 0.5  # between two words to number 0; see `SILENT_S` of `shard_peers.py`
 
 
 @final
@@ -78,6 +79,7 @@ class ShardServer(BaseServer):
         self._event_log: deque[LogEntry] = deque()
         self._attending: dict[Peer, Attend] = {}
         self._took = -1
+        self._told = self._clock()
 
     # -------------------------------------------------------------- the loop
 
@@ -104,9 +106,11 @@ class ShardServer(BaseServer):
             self._replication.send(primary, Took(number=number))
 
     def _tell_moves(self) -> None:
-        """Tells number 0 which workers are sending to this server."""
+        """Tells number 0 that this server lives, and who is sending to it."""
         moving = [r for r, p in self._workers.items() if p.channel.has_moved()]
-        if moving and self._primary is not None:
+        is_due = self._clock() - self._told >= BEAT_S
+        if (moving or is_due) and self._primary is not None:
+            self._told = self._clock()
             self._connections.send(self._primary, Moving(ranks=tuple(moving)))
 
     def _start(self, failover: FailoverState | None) -> None:

@@ -19,6 +19,8 @@ from shoal.engine.transport.messages.shard import Ordered
 from shoal.wire.frames import BadFrame
 
 JOINED_AGAIN = "it joined again"
+SILENT_S = 1.5
+"""After which silence a shard may be lost: it says each `BEAT_S` that it lives."""
 
 
 class SplitMessage(NamedTuple):
@@ -117,14 +119,32 @@ class ShardPeers:
         self._numbers = numbers
         self._connections, self._replication = connections, replication
         self._peers: dict[int, Peer] = {}
+        self._heard: dict[int, float] = {}
 
     @property
     def are_complete(self) -> bool:
         """Whether every shard is connected."""
         return len(self._peers) == len(self._numbers)
 
-    def add(self, peer: Peer, number: int, lacking: Iterable[LogEntry]) -> None:
+    def are_heard(self, now: float) -> bool:
+        """Whether every shard is connected, and has said something of late."""
+        heard = [self._heard[number] for number in self._peers]
+        return self.are_complete and all(now - at <= SILENT_S for at in heard)
+
+    def hear(self, number: int, now: float) -> None:
+        """Records that a shard has said something."""
+        self._heard[number] = now
+
+    def add(
+        self, peer: Peer, number: int, lacking: Iterable[LogEntry], now: float
+    ) -> None:
         """Accepts a shard, and sends it the entries that it lacks.
+
+        Args:
+            peer: Its connection.
+            number: Number of the shard.
+            lacking: The entries.
+            now: Seconds of a monotonic clock.
 
         Raises:
             BadFrame: The run has no such shard.
@@ -136,6 +156,7 @@ class ShardPeers:
             self._connections.drop(before, JOINED_AGAIN)
         peer.role, peer.rank = "shard", number
         self._peers[number] = peer
+        self.hear(number, now)
         for entry in lacking:
             self._send_to(peer, entry)
 

@@ -140,8 +140,10 @@ class Has(Message):
 class Moving(Message):
     """Bytes of some workers are on their way to a shard: they are not silent.
 
+    A shard says it each half second, too, to show that it is not silent itself.
+
     Args:
-        ranks: Ranks of these workers.
+        ranks: Ranks of these workers, perhaps none.
     """
 
     kind: ClassVar[str] = "moved"
