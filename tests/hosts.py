@@ -29,8 +29,10 @@ def hosts_with_sshd(
             server = Sshd(found, folder, variables)
         except FileNotFoundError:
             skip_or_fail(f"{SERVER}: apt-get install openssh-server")
-        yield found, server
-        server.close()
+        try:
+            yield found, server
+        finally:
+            server.close()
     finally:
         found.close()
 
