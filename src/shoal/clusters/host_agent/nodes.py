@@ -26,12 +26,9 @@ HEALTH = {
     "RAY_health_check_failure_threshold": "2",
 }
 """Settings that find a lost host within ten seconds; Ray's own take 65."""
-
-
 TOO_SLOW = "timed out during startup"
-"""What Ray says of a node that was not up within 30 s, a limit that cannot be set. On a
-host that has just booted, or is busy, the second start is in time: all files were read.
-"""
+"""What Ray says of a node that was not up within 30 s, a limit that cannot be set. A
+host that has just booted, or is busy, may need more; then files are in its memory."""
 
 
 def start(request: Fields) -> Fields:

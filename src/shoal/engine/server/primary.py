@@ -139,13 +139,12 @@ class Primary(BaseServer):
         pause_s = now - before
         self._straggler_timeout.forgive(self._replication.stalled_s())
         waiting = self._replication.waiting
-        is_whole, are_heard = self._shards.are_complete, self._shards.are_heard(now)
+        are_heard = self._shards.are_heard(now)
         for session in list(self.replica.sessions.values()):
             peer = self._workers.get(session.rank)
-            waits = not is_whole and self._split_messages.waits(session.rank)
-            if peer in waiting or waits:
-                session.liveness.answered(now)  # it waits for another server
-            elif not are_heard:  # it may wait for that one's part of an answer
+            if peer in waiting:
+                session.liveness.answered(now)  # it waits for the standby
+            elif not are_heard:  # it may wait for a shard
                 session.liveness.seeks(now, within_s=TURN_S)
             elif peer is not None and peer.channel.has_moved():
                 session.liveness.moves(now)

@@ -50,10 +50,6 @@ class SplitMessages:
         self._arrived: dict[int, dict[tuple[int, int], int]] = {n: {} for n in shards}
         self._waiting: dict[int, SplitMessage] = {}
 
-    def waits(self, rank: int) -> bool:
-        """Whether a message of a worker waits for its parts."""
-        return rank in self._waiting
-
     def add(self, message: SplitMessage) -> bool:
         """Adds a message whose part for number 0 has arrived.
 
@@ -121,15 +117,12 @@ class ShardPeers:
         self._peers: dict[int, Peer] = {}
         self._heard: dict[int, float] = {}
 
-    @property
-    def are_complete(self) -> bool:
-        """Whether every shard is connected."""
-        return len(self._peers) == len(self._numbers)
-
     def are_heard(self, now: float) -> bool:
         """Whether every shard is connected, and has said something of late."""
-        heard = [self._heard[number] for number in self._peers]
-        return self.are_complete and all(now - at <= SILENT_S for at in heard)
+        return all(
+            number in self._peers and now - self._heard[number] <= SILENT_S
+            for number in self._numbers
+        )
 
     def hear(self, number: int, now: float) -> None:
         """Records that a shard has said something."""
